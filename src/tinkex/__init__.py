@@ -1,0 +1,81 @@
+"""Tinkex: the Tinker way of fine-tuning, anywhere.
+
+Every name is loaded on first use; the imports below are for type checkers and must match the table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy_exports
+from ._version import __title__, __version__
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from . import types as types
+    from .errors import APIConnectionError as APIConnectionError
+    from .errors import APIError as APIError
+    from .errors import APIResponseValidationError as APIResponseValidationError
+    from .errors import APIStatusError as APIStatusError
+    from .errors import APITimeoutError as APITimeoutError
+    from .errors import AuthenticationError as AuthenticationError
+    from .errors import BadRequestError as BadRequestError
+    from .errors import BillingError as BillingError
+    from .errors import ClientClosedError as ClientClosedError
+    from .errors import ConflictError as ConflictError
+    from .errors import ExperimentalWarning as ExperimentalWarning
+    from .errors import InternalServerError as InternalServerError
+    from .errors import InvalidArgumentError as InvalidArgumentError
+    from .errors import NotFoundError as NotFoundError
+    from .errors import PermissionDeniedError as PermissionDeniedError
+    from .errors import RateLimitError as RateLimitError
+    from .errors import RequestFailedError as RequestFailedError
+    from .errors import TinkerError as TinkerError
+    from .errors import UnprocessableEntityError as UnprocessableEntityError
+    from .types import AdamOptimizerConfig as AdamOptimizerConfig
+    from .types import AdamParams as AdamParams
+    from .types import Checkpoint as Checkpoint
+    from .types import CheckpointType as CheckpointType
+    from .types import Datum as Datum
+    from .types import DimuonOptimizerConfig as DimuonOptimizerConfig
+    from .types import DimuonParams as DimuonParams
+    from .types import DmelChunk as DmelChunk
+    from .types import EncodedTextChunk as EncodedTextChunk
+    from .types import ForwardBackwardOutput as ForwardBackwardOutput
+    from .types import LoraConfig as LoraConfig
+    from .types import ModelID as ModelID
+    from .types import ModelInput as ModelInput
+    from .types import ModelInputChunk as ModelInputChunk
+    from .types import OptimParams as OptimParams
+    from .types import OptimStepRequest as OptimStepRequest
+    from .types import OptimStepResponse as OptimStepResponse
+    from .types import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+    from .types import PromptProvenanceSpan as PromptProvenanceSpan
+    from .types import SampledProvenanceSpan as SampledProvenanceSpan
+    from .types import SampledSequence as SampledSequence
+    from .types import SampleRequest as SampleRequest
+    from .types import SampleResponse as SampleResponse
+    from .types import SamplingParams as SamplingParams
+    from .types import StopReason as StopReason
+    from .types import TensorData as TensorData
+    from .types import TensorDtype as TensorDtype
+    from .types import TrainingRun as TrainingRun
+
+_MODULES = {
+    "errors": """APIConnectionError APIError APIResponseValidationError APIStatusError
+        APITimeoutError AuthenticationError BadRequestError BillingError ClientClosedError
+        ConflictError ExperimentalWarning InternalServerError InvalidArgumentError NotFoundError
+        PermissionDeniedError RateLimitError RequestFailedError TinkerError
+        UnprocessableEntityError""",
+    "types": """AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum
+        DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk ForwardBackwardOutput
+        LoraConfig ModelID ModelInput ModelInputChunk OptimParams OptimStepRequest
+        OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan SampledProvenanceSpan
+        SampledSequence SampleRequest SampleResponse SamplingParams StopReason TensorData
+        TensorDtype TrainingRun""",
+}
+_TABLE = {name: f".{module}" for module, names in _MODULES.items() for name in names.split()}
+_TABLE |= {module: f".{module}:" for module in ("errors", "types")}
+
+__all__ = sorted([*_TABLE, "__title__", "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = lazy_exports(__name__, _TABLE)

@@ -1,0 +1,139 @@
+"""Turning what users hold — lists, numpy, torch, anything with a buffer — into wire arrays."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from .._lazy import np
+from ..errors import InvalidArgumentError
+from .rules import shown
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+else:
+    Array = Any
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+INT64_MAX = 2**63 - 1
+WIRE_DTYPES = ("float32", "int64")
+
+
+class LossyCastWarning(UserWarning):
+    """A cast to a wire dtype changed values."""
+
+
+def is_torch(value: object) -> bool:
+    """Whether a value is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_numpy(value: object) -> bool:
+    """Whether a value is a numpy array, without importing numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def from_torch(tensor: Any) -> Array:
+    """A torch tensor's values as a numpy array; bfloat16 is widened, shared memory is kept shared."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array: Array = tensor.cpu().contiguous().numpy()
+    return array
+
+
+def as_array(value: Any, where: str) -> Array:
+    """Any array-like value as a numpy array of numbers, or a clear refusal."""
+    if is_numpy(value):
+        array: Array = value
+    elif is_torch(value):
+        array = from_torch(value)
+    else:
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, OverflowError):
+            raise InvalidArgumentError(
+                f"{where}: must be a rectangular numeric array; ragged nested lists are not supported"
+            ) from None
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        if array.dtype.kind == "O" and not is_numpy(value):
+            raise InvalidArgumentError(
+                f"{where}: must be a rectangular numeric array within int64, got {shown(value)}"
+            )
+        raise InvalidArgumentError(
+            f"{where}: dtype {array.dtype.name} is not supported; use an integer, float or bool array"
+        )
+    return array
+
+
+def wire_dtype(array: Array) -> str:
+    """The wire dtype an array is sent as: float32 for floats, int64 for integers and bools."""
+    return "float32" if array.dtype.kind == "f" else "int64"
+
+
+def cast(array: Array, dtype: str, where: str) -> Array:
+    """An array in a wire dtype, aliased when it has it already; a cast that loses values warns."""
+    target = np.dtype(dtype)
+    if array.dtype == target:
+        return array
+    if dtype == "int64":
+        _check_integers(array, where)
+        return array.astype(np.int64)
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    if array.dtype.itemsize > 4 or array.dtype.kind in "iu":
+        _warn_if_lossy(array, narrow, where)
+    return narrow
+
+
+def _check_integers(array: Array, where: str) -> None:
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise InvalidArgumentError(f"{where}: NaN or infinity cannot be sent as int64")
+        if (array != np.trunc(array)).any():
+            _warn(f"{where}: fractions are cut off by the cast from {array.dtype.name} to int64")
+        if array.size and (np.abs(array).max() >= 2.0**63):
+            raise InvalidArgumentError(f"{where}: values beyond int64 cannot be sent")
+    elif array.dtype == np.uint64 and array.size and int(array.max()) > INT64_MAX:
+        raise InvalidArgumentError(f"{where}: {int(array.max())} is beyond int64 (at most {INT64_MAX})")
+
+
+def _warn_if_lossy(array: Array, narrow: Array, where: str) -> None:
+    if array.dtype.kind in "iu":
+        if array.size and (narrow.astype(np.float64) != array.astype(np.float64)).any():
+            _warn(f"{where}: {array.dtype.name} values beyond 2^24 lose digits as float32")
+    elif (np.isinf(narrow) & np.isfinite(array)).any():
+        _warn(f"{where}: {array.dtype.name} values beyond float32 become infinite")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, LossyCastWarning, stacklevel=5)
+
+
+def token_array(value: Any, where: str) -> Array:
+    """Token ids as a one-dimensional int32 array, or a refusal that names the first bad one."""
+    array = as_array(value, where)
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{where}: must be one-dimensional, got shape {list(array.shape)}")
+    if array.dtype == np.int32:
+        return array
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind == "f" or array.dtype.kind == "b":
+        raise InvalidArgumentError(f"{where}: token ids must be integers, got dtype {array.dtype.name}")
+    wrong = (array < INT32_MIN) | (array > INT32_MAX)
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise InvalidArgumentError(
+            f"{where}[{index}]: {int(array[index])} is outside int32 ({INT32_MIN} to {INT32_MAX})"
+        )
+    return array.astype(np.int32)

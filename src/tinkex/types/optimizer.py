@@ -1,0 +1,123 @@
+"""Optimizer families and the settings of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+from .identifiers import ModelID
+from .record import OpenRecord, Record
+from .rules import Bounds, OneOf
+
+__all__ = [
+    "AdamOptimizerConfig",
+    "AdamParams",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
+    "OptimParams",
+    "OptimParamsBase",
+    "OptimStepRequest",
+    "OptimStepResponse",
+    "OptimizerConfig",
+    "OptimizerConfigBase",
+]
+
+
+class OptimizerConfigBase(OpenRecord):
+    """An optimizer family chosen when a model is created, named by `type`."""
+
+    type: str
+
+
+class AdamOptimizerConfig(OptimizerConfigBase):
+    """Chooses AdamW."""
+
+    type: Literal["adamw"] = "adamw"
+    __tag__ = "adamw"
+    __open__ = False
+
+
+class DimuonOptimizerConfig(OptimizerConfigBase):
+    """Chooses Dimuon."""
+
+    type: Literal["dimuon"] = "dimuon"
+    version: Literal[1] = 1
+    __tag__ = "dimuon"
+    __open__ = False
+
+
+class AdamParams(Record):
+    """The settings of one AdamW step; weight decay is decoupled, a clip norm of 0 clips nothing."""
+
+    learning_rate: float = 0.0001
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    __tag__ = "adamw"
+
+
+class OptimParamsBase(OpenRecord):
+    """The settings of one step of an optimizer other than Adam, named by `type`."""
+
+    type: str
+
+
+_finite = Bounds(finite=True)
+
+
+class DimuonParams(OptimParamsBase):
+    """The settings of one Dimuon step."""
+
+    type: Literal["dimuon"] = "dimuon"
+    learning_rate: Annotated[float, Bounds(ge=0, finite=True)]
+    grad_clip_norm: Annotated[float, _finite] = 0.0
+    beta1: Annotated[float, Bounds(ge=0, lt=1, finite=True)] = 0.9
+    __tag__ = "dimuon"
+    __open__ = False
+
+
+OptimizerConfig: TypeAlias = Annotated[
+    AdamOptimizerConfig | DimuonOptimizerConfig | OptimizerConfigBase,
+    OneOf("type", unknown=OptimizerConfigBase),
+]
+
+# Adam's settings have no `type`; any other family's have.
+OptimParams: TypeAlias = Annotated[
+    AdamParams | DimuonParams | OptimParamsBase,
+    OneOf("type", infer=lambda value: "adamw", unknown=OptimParamsBase),
+]
+
+
+class OptimStepRequest(Record):
+    """One optimizer step of one model."""
+
+    optim_params: OptimParams
+    model_id: ModelID
+    seq_id: int | None = None
+    type: Literal["optim_step"] = "optim_step"
+
+    @classmethod
+    def _renamed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for alias in ("adam_params", "optimizer_params"):
+            if given.get(alias) is not None and "optim_params" not in given:
+                given = {("optim_params" if k == alias else k): v for k, v in given.items()}
+        return given
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        for name, value in super()._items():
+            if name == "optim_params":
+                name = "adam_params" if isinstance(value, AdamParams) else "optimizer_params"
+            yield name, value
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> OptimStepRequest:
+        """A copy, with some fields replaced."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return OptimStepRequest(**{**fields, **(update or {})})
+
+
+class OptimStepResponse(Record):
+    """What an optimizer step reports, if anything."""
+
+    metrics: dict[str, float] | None = None

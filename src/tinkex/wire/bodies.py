@@ -1,0 +1,176 @@
+"""Requests and responses of the wire that have no public type of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ..types.identifiers import ModelID
+from ..types.losses import ForwardBackwardInput
+from ..types.record import Record
+from ..types.session import ClientSessionFinishReason
+from ..types.weights import LoadWeightsRequest as _LoadWeightsRequest
+
+Scope = Literal["owned", "accessible"]
+
+
+class Nothing(Record):
+    """An empty object, or a body that is ignored."""
+
+
+class ErrorBody(Record):
+    """What went wrong, for a person to read."""
+
+    detail: str
+
+
+class ForwardBackwardBody(Record):
+    """The JSON form of a forward and backward pass (SDK 0.24 and older)."""
+
+    forward_backward_input: ForwardBackwardInput
+    model_id: ModelID
+    seq_id: int | None = None
+
+
+class ForwardBody(Record):
+    """The JSON form of a forward pass (SDK 0.24 and older)."""
+
+    forward_input: ForwardBackwardInput
+    model_id: ModelID
+    seq_id: int | None = None
+
+
+class LoadWeightsBody(_LoadWeightsRequest):
+    """Loading weights as a server reads it.
+
+    SDK 0.3 to 0.5 do not say whether they want the optimizer's state: resuming without it would
+    silently change a training run, so they get it.
+    """
+
+    optimizer: bool = True
+
+
+class WeightsInfoRequest(Record):
+    """Asks about a checkpoint."""
+
+    tinker_path: str
+
+
+class SetTtlRequest(Record):
+    """When a checkpoint expires; null means never, and is sent as such."""
+
+    writes_null = frozenset({"ttl_seconds"})
+    ttl_seconds: int | None = None
+
+
+class FinishSessionRequest(Record):
+    """Ends a session; a null detail is sent as such."""
+
+    writes_null = frozenset({"detail"})
+    reason: ClientSessionFinishReason
+    detail: str | None = None
+
+
+class AssignProjectRequest(Record):
+    """Puts a session into a project."""
+
+    project_id: str
+
+
+class CancelFutureRequest(Record):
+    """The result of a ticket is no longer wanted."""
+
+    request_id: str
+
+
+class CompleteMetadataResponse(Record):
+    """A large result is ready; ask again for the result itself."""
+
+    status: Literal["complete_metadata"] = "complete_metadata"
+    response_payload_size: int
+
+
+class TraceExportResponse(Record):
+    """How far the export of a session's trace is."""
+
+    status: Literal["pending", "ready", "failed"]
+    url: str | None = None
+    error: str | None = None
+
+
+class ArchiveUrlResponse(Record):
+    """Where a checkpoint's archive can be fetched (SDK 0.35 and older)."""
+
+    url: str
+    expires: str
+
+
+class OrganizationDetails(Record):
+    """The organization of a key's owner."""
+
+    name: str | None = None
+
+
+class UserDetails(Record):
+    """The owner of a key."""
+
+    email: str | None = None
+
+
+class ApiKeyDetails(Record):
+    """Who a key belongs to."""
+
+    org_details: OrganizationDetails | None = None
+    user_details: UserDetails | None = None
+
+
+class ApiKeyResponse(Record):
+    """The key a request was made with."""
+
+    key_id: int
+    name: str
+    note: str
+    details: ApiKeyDetails | None = None
+
+
+class ScopeQuery(Record):
+    """Whose objects are meant."""
+
+    access_scope: Scope = "owned"
+
+
+class ListRunsQuery(Record):
+    """A page of training runs."""
+
+    limit: Annotated[int, Meta(ge=0)] = 20
+    offset: Annotated[int, Meta(ge=0)] = 0
+    access_scope: Scope = "owned"
+    project_id: str | None = None
+
+
+class ListSessionsQuery(Record):
+    """A page of sessions."""
+
+    limit: Annotated[int, Meta(ge=0)] = 20
+    offset: Annotated[int, Meta(ge=0)] = 0
+    access_scope: Scope = "owned"
+
+
+class ListCheckpointsQuery(Record):
+    """A page of checkpoints."""
+
+    limit: Annotated[int, Meta(ge=0)] = 100
+    offset: Annotated[int, Meta(ge=0)] = 0
+
+
+class AuditQuery(Record):
+    """Which audit entries."""
+
+    event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all"
+    day: str | None = None
+
+
+def query_of(record: Record) -> dict[str, Any]:
+    """A query record as the text pairs of an address; what is not set is left out."""
+    return {name: str(value) for name, value in record._items() if value is not None}

@@ -1,0 +1,109 @@
+"""Records to JSON bytes and back.
+
+Writing: a field that is None is left out, unless its record says that null means something there.
+Reading: unknown keys are kept aside, null stands for an absent field, unknown tags are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import InvalidArgumentError
+from ..types.chunks import EncodedTextChunk
+from ..types.model_input import ModelInput
+from ..types.record import Record, refusal
+from ..types.rules import Mismatch
+from ..types.tensor_data import TensorData
+
+__all__ = ["decode", "encode", "numbers", "wire_form"]
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+def numbers(array: Any) -> msgspec.Raw:
+    """A one-dimensional array as JSON text, without a Python list in between."""
+    import orjson
+
+    if not array.flags.c_contiguous:
+        array = array.copy()
+    return msgspec.Raw(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def wire_form(value: Any) -> Any:
+    """A value as JSON-ready data: what is not set is left out, arrays become JSON text."""
+    if isinstance(value, Record):
+        nullable = value.writes_null
+        return {
+            name: wire_form(item) for name, item in value._items() if item is not None or name in nullable
+        }
+    if isinstance(value, ModelInput):
+        return {"chunks": [wire_form(chunk) for chunk in value.chunks]}
+    if isinstance(value, EncodedTextChunk):
+        held = value.raw_tokens()
+        tokens = held if isinstance(held, list) else numbers(held)
+        return {"tokens": tokens, "type": "encoded_text"}
+    if isinstance(value, TensorData):
+        return tensor_form(value)
+    if isinstance(value, (list, tuple)):
+        return [wire_form(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: wire_form(item) for key, item in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return value
+
+
+def tensor_form(tensor: TensorData) -> dict[str, Any]:
+    """A tensor's JSON form; keys that are not set are left out, as old clients insist."""
+    form: dict[str, Any] = {"data": _values(tensor), "dtype": tensor.dtype}
+    for name in ("shape", "sparse_crow_indices", "sparse_col_indices"):
+        value = getattr(tensor, name)
+        if value is not None:
+            form[name] = value
+    return form
+
+
+def _values(tensor: TensorData) -> Any:
+    flat = tensor._numpy.ravel()
+    if tensor.dtype == "int64":
+        return numbers(flat)
+    return floats(flat)
+
+
+def floats(array: Any) -> msgspec.Raw:
+    """Floats as JSON text; NaN and infinities are spelt as Python's json module reads them."""
+    import json
+
+    from .._lazy import np
+
+    if np.isfinite(array).all():
+        return numbers(array.astype(np.float64))
+    return msgspec.Raw(json.dumps(array.tolist()).encode())
+
+
+def encode(value: Any) -> bytes:
+    """A record, or JSON-ready data with records in it, as bytes."""
+    return _encode(wire_form(value))
+
+
+def decode(kind: type[T], body: bytes | bytearray | memoryview) -> T:
+    """Read a record tolerantly; what cannot be read raises with the field's name."""
+    try:
+        data = msgspec.json.decode(body)
+    except msgspec.DecodeError as problem:
+        raise InvalidArgumentError(f"the body is not JSON: {problem}") from None
+    read: T = convert(kind, data)
+    return read
+
+
+def convert(kind: Any, data: Any) -> Any:
+    """Read a record tolerantly from decoded JSON."""
+    try:
+        return kind.__take__(data, True)
+    except Mismatch as problem:
+        raise refusal(kind.__name__, problem) from None

@@ -1,0 +1,322 @@
+"""Forward and backward passes in protobuf: requests written straight from arrays, results read lazily."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._lazy import np
+from ..errors import InvalidArgumentError
+from ..types.arrays import Array
+from ..types.chunks import DmelChunk, EncodedTextChunk, ImageChunk
+from ..types.datum import Datum
+from ..types.forward_backward_output import ForwardBackwardOutput, LossFnOutput
+from ..types.losses import check_loss
+from ..types.model_input import ModelInput
+from ..types.provenance_spans import PromptProvenanceSpan, ProvenanceSpans, SampledProvenanceSpan
+from ..types.tensor_data import TensorData, TensorDtype
+from .fields import Writer, varint
+from .tensors import dtype_name, from_message, take_buffer, write_tensor
+
+if TYPE_CHECKING:
+    from . import tinker_public_pb2 as pb
+
+__all__ = [
+    "PassRequest",
+    "decode_output",
+    "decode_request",
+    "encode_output",
+    "encode_request",
+    "estimate_bytes",
+]
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PassRequest:
+    """A forward (and unless `forward_only`, backward) pass as it travels."""
+
+    model_id: str
+    seq_id: int
+    data: Sequence[Datum]
+    loss_fn: str
+    loss_fn_config: Mapping[str, float | str] | None = None
+    forward_only: bool = False
+
+
+# ---- requests
+
+
+def encode_request(request: PassRequest) -> bytes:
+    """The body of `POST /forward_backward`."""
+    check_loss(request.loss_fn, request.loss_fn_config)
+    if not 0 <= request.seq_id <= _INT32_MAX:
+        raise InvalidArgumentError(f"seq_id: {request.seq_id} is outside 0 to {_INT32_MAX}")
+    message = Writer()
+    message.text(1, request.model_id)
+    message.integer(2, request.seq_id)
+    for index, datum in enumerate(request.data):
+        message.message(3, _write_datum(datum, index))
+    message.text(4, request.loss_fn)
+    config = request.loss_fn_config or {}
+    for key, value in config.items():
+        if not isinstance(value, str):
+            entry = Writer()
+            entry.text(1, key)
+            entry.double(2, float(value))
+            message.message(5, entry)
+    message.integer(6, request.forward_only)
+    for key, value in config.items():
+        entry = Writer()
+        entry.text(1, key)
+        held = Writer()
+        if isinstance(value, str):
+            held.text(2, value)
+        else:
+            held.double(1, float(value))
+        entry.message(2, held)
+        message.message(7, entry)
+    return message.bytes()
+
+
+def _write_datum(datum: Datum, index: int) -> Writer:
+    message = Writer()
+    for position, chunk in enumerate(datum.model_input.chunks):
+        message.message(1, _write_chunk(chunk, f"data[{index}].model_input.chunks[{position}]"))
+    for name, tensor in datum.loss_fn_inputs.items():
+        entry = Writer()
+        entry.text(1, name)
+        entry.message(2, write_tensor(tensor))
+        message.message(2, entry)
+    for number, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
+        for span in spans or ():
+            message.message(number, _write_span(span))
+    return message
+
+
+def _write_chunk(chunk: object, where: str) -> Writer:
+    message, inner = Writer(), Writer()
+    if isinstance(chunk, EncodedTextChunk):
+        tokens = np.ascontiguousarray(chunk.tokens_np)
+        inner.data(1, tokens, tokens.nbytes)
+        message.message(1, inner)
+    elif isinstance(chunk, ImageChunk):
+        inner.data(1, chunk.data, len(chunk.data))
+        inner.text(2, chunk.format)
+        if chunk.expected_tokens is not None:
+            inner.raw(b"\x18")
+            inner.raw(varint(chunk.expected_tokens))
+        message.message(2, inner)
+    elif isinstance(chunk, DmelChunk):
+        inner.data(1, chunk.dmel, len(chunk.dmel))
+        message.message(3, inner)
+    else:
+        raise InvalidArgumentError(
+            f"{where}: {type(chunk).__name__} cannot be trained on; "
+            "use EncodedTextChunk, ImageChunk or DmelChunk"
+        )
+    return message
+
+
+def _write_span(span: PromptProvenanceSpan | SampledProvenanceSpan) -> Writer:
+    message, inner = Writer(), Writer()
+    inner.text(1, span.sequence_id)
+    inner.integer(2, span.offset)
+    inner.integer(3, span.length)
+    message.message(2 if isinstance(span, SampledProvenanceSpan) else 1, inner)
+    return message
+
+
+def estimate_bytes(datum: Datum) -> int:
+    """The size by which data are split into requests: tokens, files and arrays."""
+    size = 0
+    for chunk in datum.model_input.chunks:
+        if isinstance(chunk, EncodedTextChunk):
+            size += 4 * chunk.length
+        elif isinstance(chunk, ImageChunk):
+            size += len(chunk.data)
+        elif isinstance(chunk, DmelChunk):
+            size += len(chunk.dmel)
+    return size + sum(tensor.nbytes() for tensor in datum.loss_fn_inputs.values())
+
+
+def decode_request(body: bytes) -> PassRequest:
+    """Read the body of `POST /forward_backward`."""
+    from google.protobuf.message import DecodeError
+
+    from . import tinker_public_pb2 as pb
+
+    message = pb.ForwardBackwardRequest()
+    try:
+        message.ParseFromString(body)
+    except (DecodeError, UnicodeDecodeError) as problem:
+        raise InvalidArgumentError(f"the body is not a ForwardBackwardRequest: {problem}") from None
+    data = []
+    for index, datum in enumerate(message.data):
+        try:
+            data.append(_read_datum(datum))
+        except (InvalidArgumentError, TypeError) as problem:
+            raise InvalidArgumentError(f"data[{index}].{problem}") from None
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    if message.loss_fn_config_v2:
+        config = {
+            key: value.text if value.WhichOneof("value") == "text" else value.number
+            for key, value in message.loss_fn_config_v2.items()
+        }
+    return PassRequest(
+        message.model_id,
+        message.seq_id,
+        data,
+        message.loss_fn,
+        config or None,
+        message.forward_only,
+    )
+
+
+def _read_datum(message: pb.Datum) -> Datum:
+    chunks = [_read_chunk(chunk, i) for i, chunk in enumerate(message.model_input)]
+    inputs = {}
+    for name, tensor in message.loss_fn_inputs.items():
+        try:
+            inputs[name] = from_message(tensor)
+        except InvalidArgumentError as problem:
+            raise InvalidArgumentError(f"loss_fn_inputs[{name!r}]: {problem}") from None
+    spans = _read_spans(message.model_input_spans), _read_spans(message.loss_fn_input_spans)
+    paired = spans if any(spans) else (None, None)
+    return Datum(ModelInput(chunks=chunks), inputs, *paired)
+
+
+def _read_chunk(message: pb.Chunk, position: int) -> EncodedTextChunk | ImageChunk | DmelChunk:
+    kind = message.WhichOneof("chunk")
+    if kind == "encoded_text":
+        raw = message.encoded_text.tokens
+        if len(raw) % 4:
+            raise InvalidArgumentError(
+                f"model_input.chunks[{position}].tokens: {len(raw)} bytes are no int32 array"
+            )
+        return EncodedTextChunk(tokens=np.frombuffer(raw, "<i4"))
+    if kind == "image":
+        image = message.image
+        expected = image.expected_tokens if image.HasField("expected_tokens") else None
+        return ImageChunk(
+            data=image.data,
+            format=image.format,  # type: ignore[arg-type]  # checked by the record
+            expected_tokens=expected,
+        )
+    if kind == "dmel":
+        return DmelChunk(dmel=message.dmel.dmel)
+    raise InvalidArgumentError(
+        f"model_input.chunks[{position}]: unknown kind; use encoded_text, image or dmel"
+    )
+
+
+def _read_spans(messages: Sequence[pb.ProvenanceSpan]) -> ProvenanceSpans:
+    spans: ProvenanceSpans = []
+    for message in messages:
+        if message.WhichOneof("span") == "sampled_tokens":
+            kind: Any = SampledProvenanceSpan
+            held: Any = message.sampled_tokens
+        else:
+            kind, held = PromptProvenanceSpan, message.prompt_tokens
+        spans.append(kind(sequence_id=held.sequence_id, offset=held.offset, length=held.length))
+    return spans
+
+
+# ---- results
+
+
+def encode_output(output: ForwardBackwardOutput) -> bytes:
+    """A pass's result; per-example arrays of one name are stored one after another."""
+    from . import tinker_public_pb2 as pb
+
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=output.loss_fn_output_type)
+    for name, value in output.metrics.items():
+        message.metrics[name] = value
+    for group in _groups(output.loss_fn_outputs):
+        record = message.loss_fn_outputs.add(type_tag=output.loss_fn_output_type, num_datums=len(group))
+        for name in group[0]:
+            _write_batch(record.fields[name], [outputs[name] for outputs in group])
+    return message.SerializeToString()
+
+
+def _layout(outputs: LossFnOutput) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((name, tensor.dtype, tuple(tensor._numpy.shape[1:])) for name, tensor in outputs.items())
+
+
+def _groups(outputs: Sequence[LossFnOutput]) -> list[list[LossFnOutput]]:
+    """Neighbours with the same names, dtypes and trailing shapes share a record."""
+    groups: list[list[LossFnOutput]] = []
+    last: object = None
+    for one in outputs:
+        layout = _layout(one)
+        if not groups or layout != last:
+            groups.append([])
+            last = layout
+        groups[-1].append(one)
+    return groups
+
+
+def _write_batch(batch: pb.BatchedTensor, tensors: Sequence[TensorData]) -> None:
+    from . import tinker_public_pb2 as pb
+
+    arrays = [np.ascontiguousarray(tensor.to_numpy()) for tensor in tensors]
+    sizes = [array.nbytes for array in arrays]
+    batch.data = b"".join(array.tobytes() for array in arrays)
+    batch.offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<i8").tobytes()
+    batch.dtype = pb.DTYPE_FLOAT32 if tensors[0].dtype == "float32" else pb.DTYPE_INT64
+    batch.trailing_shape.extend(arrays[0].shape[1:])
+
+
+def decode_output(body: bytes) -> ForwardBackwardOutput:
+    """Read a pass's result; the arrays of all examples share a few buffers."""
+    from google.protobuf.message import DecodeError
+
+    from . import tinker_public_pb2 as pb
+
+    message = pb.ForwardBackwardOutput()
+    try:
+        message.ParseFromString(body)
+    except (DecodeError, UnicodeDecodeError) as problem:
+        raise InvalidArgumentError(f"the body is not a ForwardBackwardOutput: {problem}") from None
+    kind = message.loss_fn_output_type
+    kind = kind.rpartition(":")[2] if message.loss_fn_outputs else kind or "ArrayRecord"
+    outputs: list[LossFnOutput] = []
+    for record in message.loss_fn_outputs:
+        fields = {name: _read_batch(name, batch) for name, batch in record.fields.items()}
+        count = record.num_datums or max((len(field) for field in fields.values()), default=0)
+        short = [name for name, tensors in fields.items() if len(tensors) < count]
+        if short:
+            raise InvalidArgumentError(
+                f"loss_fn_outputs: {count} examples announced, fewer found in {', '.join(short)}"
+            )
+        if len(fields) == 1:
+            ((name, tensors),) = fields.items()
+            outputs += [{name: tensor} for tensor in tensors[:count]]
+        else:
+            outputs += [{name: tensors[i] for name, tensors in fields.items()} for i in range(count)]
+    return ForwardBackwardOutput(kind, outputs, dict(message.metrics))
+
+
+def _read_batch(name: str, batch: pb.BatchedTensor) -> list[TensorData]:
+    dtype: TensorDtype = dtype_name(batch.dtype)
+    array: Array = take_buffer(batch.data, batch.dtype)
+    offsets = np.frombuffer(batch.offsets, "<i8")
+    itemsize = len(batch.data) // array.size if array.size else 1
+    trailing = list(batch.trailing_shape)
+    width = 1
+    for length in trailing:
+        width *= length
+    cuts = (offsets // itemsize).tolist()
+    if cuts and (min(cuts) < 0 or cuts != sorted(cuts) or cuts[-1] > array.size):
+        raise InvalidArgumentError(f"loss_fn_outputs[{name!r}]: the offsets do not fit the data")
+    wrap = TensorData.wrap
+    if not trailing:
+        return [wrap(array[start:end], dtype, [end - start]) for start, end in itertools.pairwise(cuts)]
+    tensors = []
+    for start, end in itertools.pairwise(cuts):
+        shape = [(end - start) // width if width else 0, *trailing]
+        tensors.append(wrap(array[start:end].reshape(shape), dtype, shape))
+    return tensors

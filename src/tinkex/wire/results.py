@@ -1,0 +1,120 @@
+"""Results of passes and samples as JSON, for clients that ask for it (SDK 0.24 and older) and servers
+that send nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from .._lazy import np
+from ..errors import InvalidArgumentError
+from ..types.forward_backward_output import ForwardBackwardOutput
+from ..types.rules import Mismatch, shown
+from ..types.sample_response import PromptAltTokens, SampledSequence, SampleResponse
+from ..types.tensor_data import TensorData
+from .jsonbody import encode, tensor_form
+
+__all__ = ["output_to_json", "read_output", "read_samples", "samples_to_json"]
+
+
+def output_to_json(output: ForwardBackwardOutput) -> bytes:
+    """A pass's result as JSON; sparse outputs are made dense, as old clients know no other."""
+    return encode(
+        {
+            "loss_fn_output_type": output.loss_fn_output_type,
+            "loss_fn_outputs": [
+                {name: tensor_form(_dense(tensor)) for name, tensor in one.items()}
+                for one in output.loss_fn_outputs
+            ],
+            "metrics": _metrics(output.metrics),
+        }
+    )
+
+
+def _metrics(metrics: Mapping[str, float]) -> msgspec.Raw:
+    """Metrics as JSON text; a NaN is spelt as Python's json module reads it, not lost as null."""
+    return msgspec.Raw(json.dumps(dict(metrics)).encode())
+
+
+def _dense(tensor: TensorData) -> TensorData:
+    return tensor if not tensor.is_sparse else TensorData.from_numpy(tensor.to_numpy())
+
+
+def samples_to_json(response: SampleResponse) -> bytes:
+    """A sampling result as JSON."""
+    form: dict[str, Any] = {
+        "type": "sample",
+        "sequences": [
+            {
+                "stop_reason": sequence.stop_reason,
+                "tokens": sequence.tokens,
+                "logprobs": sequence.logprobs,
+            }
+            for sequence in response.sequences
+        ],
+        "prompt_logprobs": response.prompt_logprobs,
+        "topk_prompt_logprobs": response.topk_prompt_logprobs,
+    }
+    return msgspec.json.encode(form)
+
+
+def read_output(data: Any) -> ForwardBackwardOutput:
+    """Read a pass's result from decoded JSON."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("loss_fn_outputs"), list):
+        raise InvalidArgumentError(f"not a ForwardBackwardOutput: {shown(data)}")
+    outputs = []
+    for index, one in enumerate(data["loss_fn_outputs"]):
+        try:
+            outputs.append({name: TensorData.__take__(item, True) for name, item in one.items()})
+        except Mismatch as problem:
+            raise InvalidArgumentError(f"loss_fn_outputs[{index}]: {problem.message}") from None
+    metrics = {
+        name: float("nan") if value is None else float(value)
+        for name, value in (data.get("metrics") or {}).items()
+    }
+    return ForwardBackwardOutput(str(data.get("loss_fn_output_type", "")), outputs, metrics)
+
+
+def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> SampleResponse:
+    """Read a sampling result from decoded JSON; ids a server did not give are made up."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("sequences"), list):
+        raise InvalidArgumentError(f"not a SampleResponse: {shown(data)}")
+    names = list(sequence_ids or ())
+    sequences = []
+    for index, item in enumerate(data["sequences"]):
+        tokens, logprobs = item.get("tokens") or [], item.get("logprobs")
+        sequences.append(
+            SampledSequence(
+                item.get("stop_reason", "stop"),
+                names[index] if index < len(names) else f"sequence-{index}",
+                np.asarray(tokens, np.int32),
+                None if logprobs is None else np.asarray(logprobs, np.float32),
+                None,
+                tokens,
+                logprobs,
+            )
+        )
+    prompt = data.get("prompt_logprobs")
+    topk = data.get("topk_prompt_logprobs")
+    target = data.get("target_prompt_logprobs")
+    alternatives = data.get("prompt_alt_tokens")
+    return SampleResponse(
+        sequences,
+        None
+        if prompt is None
+        else np.array([np.nan if value is None else value for value in prompt], np.float32),
+        None,
+        None if target is None else TensorData.__take__(target, True),
+        int(data.get("prompt_cache_hit_tokens") or 0),
+        None
+        if alternatives is None
+        else PromptAltTokens(
+            TensorData.__take__(alternatives["tokens"], True),
+            TensorData.__take__(alternatives["logprobs"], True),
+        ),
+        prompt,
+        None if topk is None else [None if row is None else [tuple(c) for c in row] for row in topk],
+    )
