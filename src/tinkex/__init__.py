@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._lazy import lazy_exports
-from ._version import __title__, __version__
+from ._version import __title__ as __title__
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import errors as errors
