@@ -100,6 +100,11 @@ class Duck:
         return type(self)(**fields)
 
     @classmethod
+    def model_construct(cls, **values: Any) -> Self:
+        """Build from keyword arguments."""
+        return cls(**values)
+
+    @classmethod
     def model_validate(cls, obj: Any, **_ignored: Any) -> Self:
         """Read an instance from a mapping (or an instance), ignoring keys that mean nothing here."""
         if isinstance(obj, cls):

@@ -28,7 +28,7 @@ class TensorData:
     shape: list[int] | None = None
     sparse_crow_indices: list[int] | None = None
     sparse_col_indices: list[int] | None = None
-    _numpy: Array = field(default=None, repr=False)  # type: ignore[arg-type]
+    _numpy: Array = field(repr=False)  # type: ignore[misc]  # there is no generated __init__
 
     def __init__(
         self,
