@@ -1,0 +1,172 @@
+"""One frozen `Config`, resolved once: argument, then environment, then default.
+
+Nothing reads the environment after construction, so two clients with different settings live side
+by side.  Secrets are masked wherever a config is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from .errors import InvalidArgumentError
+
+__all__ = ["DEFAULT_BASE_URL", "Config", "Secret", "normalize_url"]
+
+DEFAULT_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+LOCAL = "local"  # a base URL that stands for a server of one's own
+
+_PORTS = {"http": 80, "https": 443}
+_ON = frozenset({"1", "true", "yes", "on"})
+
+
+class Secret:
+    """A credential that does not show itself; `reveal()` gives it to the one place that sends it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The credential itself."""
+        return self._value
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint that tells credentials apart without giving them away."""
+        return hashlib.sha256(self._value.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(****)"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a credential is not pickled; the receiving process must have its own")
+
+
+def normalize_url(url: str) -> str:
+    """One spelling per server: lower-case scheme and host, no default port, no trailing slash."""
+    if url == LOCAL:
+        return url
+    parts = urlsplit(url.strip())
+    if parts.scheme.lower() not in _PORTS or not parts.hostname:
+        raise InvalidArgumentError(f"base_url: {url!r} is not an http:// or https:// address")
+    scheme = parts.scheme.lower()
+    host = parts.hostname.lower()
+    if ":" in host:
+        host = f"[{host}]"
+    try:
+        port = parts.port
+    except ValueError:
+        raise InvalidArgumentError(f"base_url: {url!r} has no valid port") from None
+    if port is not None and port != _PORTS[scheme]:
+        host = f"{host}:{port}"
+    return urlunsplit((scheme, host, parts.path.rstrip("/"), "", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How a client behaves; build it with `Config.resolve`."""
+
+    base_url: str = DEFAULT_BASE_URL
+    api_key: Secret | None = None
+    credential_command: str | None = None
+    project_id: str | None = None
+    tags: tuple[str, ...] = ()
+    user_metadata: Mapping[str, str] = field(default_factory=dict)
+    display_name: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    telemetry: bool = True
+    timeout: float = 60.0
+    connect_timeout: float = 5.0
+    poll_timeout: float = 45.0
+    retry_seconds: float = 300.0  # how long one operation keeps trying to be accepted
+    ca_file: str | None = None
+    proxy: str | None = None
+    no_proxy: str = ""
+    tokenizer_dir: str | None = None
+    offline: bool = False
+    circuit_breaker: bool = False
+    warnings: bool = True
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        project_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Config:
+        """Take arguments first, then the environment, then defaults."""
+        env = os.environ if environ is None else environ
+        url = normalize_url(base_url or env.get("TINKER_BASE_URL") or DEFAULT_BASE_URL)
+        key = api_key or env.get("TINKER_API_KEY") or None
+        known = {name: value for name, value in settings.items() if value is not None}
+        unknown = known.keys() - set(cls.__slots__)
+        if unknown:
+            raise InvalidArgumentError(f"no such setting: {', '.join(sorted(unknown))}")
+        defaults: dict[str, Any] = {
+            "credential_command": env.get("TINKER_CREDENTIAL_CMD") or None,
+            "tags": tuple(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag),
+            "telemetry": env.get("TINKER_TELEMETRY", "1").strip().lower() in _ON,
+            "ca_file": env.get("TINKEX_CA_FILE") or env.get("SSL_CERT_FILE") or None,
+            "proxy": _proxy(url, env),
+            "no_proxy": env.get("no_proxy") or env.get("NO_PROXY") or "",
+            "tokenizer_dir": env.get("TINKER_TOKENIZER_DIR") or None,
+            "offline": env.get("TINKEX_OFFLINE", env.get("HF_HUB_OFFLINE", "")).lower() in _ON,
+            "warnings": env.get("TINKEX_WARNINGS", "1").lower() in _ON,
+        }
+        return cls(
+            base_url=url,
+            api_key=Secret(key) if key else None,
+            project_id=project_id or env.get("TINKER_PROJECT_ID") or None,
+            headers={**_cloudflare(env), **(headers or {})},
+            **{**defaults, **known},
+        )
+
+    def with_(self, **changes: Any) -> Config:
+        """The same with some settings changed."""
+        return replace(self, **changes)
+
+    @property
+    def proxied(self) -> str | None:
+        """The proxy for this server, unless it is on the list of those reached directly."""
+        host = urlsplit(self.base_url).hostname or ""
+        return None if self.proxy is None or _exempt(host, self.no_proxy) else self.proxy
+
+
+def _proxy(url: str, env: Mapping[str, str]) -> str | None:
+    scheme = "https" if url.startswith("https") else "http"
+    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
+        if env.get(name):
+            return env[name]
+    return None
+
+
+def _exempt(host: str, listed: str) -> bool:
+    for entry in (part.strip().lower() for part in listed.split(",")):
+        name = entry.lstrip(".")
+        if entry == "*" or (name and (host == name or host.endswith(f".{name}"))):
+            return True
+    return False
+
+
+def _cloudflare(env: Mapping[str, str]) -> dict[str, str]:
+    names = {
+        "CF-Access-Client-Id": "CLOUDFLARE_ACCESS_CLIENT_ID",
+        "CF-Access-Client-Secret": "CLOUDFLARE_ACCESS_CLIENT_SECRET",
+    }
+    return {header: env[name] for header, name in names.items() if env.get(name)}

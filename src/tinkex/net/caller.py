@@ -1,0 +1,216 @@
+"""Making calls: headers, credential, one idempotency key, the retry decision, events.
+
+A call is one logical operation; however often it is sent, its key and body stay the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import uuid
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from .._version import SDK_VERSION, __version__
+from ..config import Config
+from ..errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    InvalidArgumentError,
+    TinkerError,
+)
+from ..wire.headers import API_KEY, DEPRECATION_LEVEL, DEPRECATION_NOTE, IDEMPOTENCY_KEY, JSON
+from ..wire.jsonbody import decode
+from ..wire.routes import Route
+from .answers import error_from
+from .auth import Auth
+from .breaker import Breaker
+from .clock import Clock
+from .events import Hooks
+from .lanes import Lanes
+from .metrics import Metrics
+from .policy import Operation, decide
+from .trace import trace_headers
+from .transport import Request, Response
+
+__all__ = ["Caller"]
+
+logger = logging.getLogger(__name__)
+
+_ARCHITECTURES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
+_SAY_AFTER = 2.0  # seconds of silence after which a waiting user is told why
+_SAY_AGAIN = 30.0
+
+
+def _standing_headers(config: Config) -> dict[str, str]:
+    machine = platform.machine().lower()
+    return {
+        "Accept": JSON,
+        "Content-Type": JSON,
+        "User-Agent": f"tinkex/{__version__} Python/{platform.python_version()}",
+        "X-Stainless-Package-Version": SDK_VERSION,
+        "X-Stainless-OS": platform.system() or "Unknown",
+        "X-Stainless-Arch": _ARCHITECTURES.get(machine, machine or "unknown"),
+        "X-Stainless-Runtime": sys.implementation.name.replace("cpython", "CPython"),
+        "X-Stainless-Runtime-Version": platform.python_version(),
+        "X-Stainless-Async": "async:asyncio",
+        **config.headers,
+    }
+
+
+class Caller:
+    """Calls one server with one credential."""
+
+    def __init__(
+        self,
+        config: Config,
+        lanes: Lanes,
+        auth: Auth,
+        clock: Clock,
+        hooks: Hooks | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.config, self.lanes, self.auth, self.clock = config, lanes, auth, clock
+        self.hooks = hooks or Hooks()
+        self.metrics = metrics or Metrics()
+        self._standing = _standing_headers(config)
+        self._breakers: dict[str, Breaker] = {}
+
+    async def call(
+        self,
+        route: Route,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        operation: Operation | None = None,
+        key: str | None = None,
+    ) -> Response:
+        """Send until it is accepted, refused for good, or the operation's budget is spent."""
+        operation = operation or Operation(route.name, seconds=self.config.retry_seconds)
+        key = key or new_key()
+        started = self.clock.monotonic()
+        told = started + _SAY_AFTER - _SAY_AGAIN
+        attempt = 0
+        while True:
+            try:
+                return await self.once(
+                    route, body, headers=headers, path=path, query=query, timeout=timeout,
+                    key=key, attempt=attempt,
+                )  # fmt: skip
+            except TinkerError as error:
+                now = self.clock.monotonic()
+                decision = decide(error, operation, attempt, now - started, self.clock.random())
+                if not decision.retry:
+                    raise
+                self.metrics.count(f"retry.{route.name}")
+                self.hooks.emit("retry", route.name, attempt=attempt, delay=decision.delay, error=error)
+                if now + decision.delay - told >= _SAY_AGAIN:
+                    told = now
+                    self._say(route, decision.reason, decision.delay, operation.seconds - (now - started))
+                await self.clock.sleep(decision.delay)
+                attempt += 1
+
+    def _say(self, route: Route, reason: str, delay: float, left: float) -> None:
+        logger.warning(
+            "%s at %s: %s; trying again in %.1f s (for up to %.0f s more)",
+            route.name, self.config.base_url, reason, delay, max(left, 0.0),
+        )  # fmt: skip
+
+    async def once(
+        self,
+        route: Route,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
+        attempt: int = 0,
+        result: bool = False,
+        credential: str | None = None,
+        stream: bool = False,
+        follow_redirects: bool = True,
+    ) -> Response:
+        """Send one request; an answer of 400 and above is raised as its error."""
+        credential = credential or self.auth.cached() or await self.auth.header()
+        url = self.config.base_url + (route.url_path(**path) if path else route.full_path)
+        if query:
+            url = f"{url}?{urlencode(query)}"
+        seconds = timeout if timeout is not None else self.config.timeout
+        sent = {**self._standing, API_KEY: credential, **trace_headers()}
+        if route.method != "GET":
+            sent[IDEMPOTENCY_KEY] = key or new_key()
+        sent["x-stainless-retry-count"] = str(attempt)
+        sent["x-stainless-read-timeout"] = f"{seconds:g}"
+        if headers:
+            sent.update(headers)
+        request = Request(
+            route.method, url, sent, body, seconds, self.config.connect_timeout, stream, follow_redirects
+        )
+        breaker = self._breaker(route)
+        if breaker is not None:
+            breaker.before()
+        started = self.clock.monotonic()
+        try:
+            response = await self.lanes.send(route.lane, request)
+        except APIConnectionError:
+            self.metrics.count(f"unreachable.{route.name}")
+            if breaker is not None:
+                breaker.after(False)
+            raise
+        took = self.clock.monotonic() - started
+        self.metrics.observe(route.name, took)
+        self.hooks.emit("request", route.name, status=response.status, seconds=took, attempt=attempt)
+        if breaker is not None:
+            breaker.after(response.status < 500)
+        if DEPRECATION_NOTE in response.headers:
+            self._note(response)
+        if response.status >= 400:
+            self.metrics.count(f"status.{response.status}")
+            raise await self._refusal(request, response, result)
+        return response
+
+    async def _refusal(self, request: Request, response: Response, result: bool) -> APIError:
+        if response.chunks is not None:
+            response.body = b"".join([piece async for piece in response.chunks])
+        return error_from(request, response, self.clock.now(), result=result)
+
+    def _breaker(self, route: Route) -> Breaker | None:
+        if not self.config.circuit_breaker:
+            return None
+        return self._breakers.setdefault(route.name, Breaker(self.clock, route.name))
+
+    def _note(self, response: Response) -> None:
+        level = logging.ERROR if response.headers.get(DEPRECATION_LEVEL) == "error" else logging.WARNING
+        logger.log(level, "the server says: %s", response.headers[DEPRECATION_NOTE])
+
+    async def read(self, kind: Any, route: Route, body: bytes | None = None, **options: Any) -> Any:
+        """Call and read the JSON answer as a record."""
+        response = await self.call(route, body, **options)
+        return read_answer(kind, response)
+
+
+def read_answer(kind: Any, response: Response) -> Any:
+    """The JSON of an answer as a record, or an error that says it has the wrong shape."""
+    try:
+        return decode(kind, response.body)
+    except InvalidArgumentError as problem:
+        from ..errors import ResponseInfo
+
+        raise APIResponseValidationError(
+            ResponseInfo(response.status, response.headers),
+            response.body[:2000].decode("utf-8", "replace"),
+            f"The server's answer cannot be read: {problem}",
+        ) from None
+
+
+def new_key() -> str:
+    """A fresh idempotency key."""
+    return f"tinkex-{uuid.uuid4()}"

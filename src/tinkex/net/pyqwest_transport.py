@@ -1,0 +1,97 @@
+"""HTTP/2 over TLS through pyqwest: one connection carries many requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import APIConnectionError, APITimeoutError, RequestInfo
+from .transport import Request, Response
+
+if TYPE_CHECKING:
+    import pyqwest
+
+__all__ = ["PyqwestTransport"]
+
+
+class PyqwestTransport:
+    """Sends requests through one pyqwest client; HTTP/2 wherever the server speaks it."""
+
+    def __init__(self, *, ca_file: str | None = None, proxy: str | None = None) -> None:
+        self._ca_file, self._proxy = ca_file, proxy
+        self._clients: dict[bool, pyqwest.Client] = {}
+
+    def _client(self, follow_redirects: bool) -> pyqwest.Client:
+        import pyqwest
+
+        known = self._clients.get(follow_redirects)
+        if known is None:
+            options: dict[str, Any] = {}
+            if self._ca_file:
+                options["tls_ca_cert"] = Path(self._ca_file).read_bytes()
+            # Without an explicit rule pyqwest looks at the environment itself; the configuration has
+            # already done so, with NO_PROXY, and its decision stands.
+            direct = pyqwest.Proxy("http://127.0.0.1:9", no_proxy="*")
+            options["proxy"] = self._proxy or direct
+            transport = pyqwest.HTTPTransport(
+                tls_include_system_certs=True,
+                connect_timeout=None,
+                pool_max_idle_per_host=64,
+                follow_redirects=follow_redirects,
+                enable_otel=False,
+                use_system_dns=True,
+                **options,
+            )
+            known = self._clients[follow_redirects] = pyqwest.Client(transport)
+        return known
+
+    async def send(self, request: Request) -> Response:
+        """Send one request and wait for its answer."""
+        client = self._client(request.follow_redirects)
+        try:
+            async with asyncio.timeout(request.timeout):
+                if request.stream:
+                    answer = await client.stream(
+                        request.method, request.url, dict(request.headers), request.body
+                    )
+                    headers = {name.lower(): value for name, value in answer.headers.items()}
+                    return Response(answer.status, headers, chunks=_chunks(answer, request))
+                full = await client.execute(
+                    request.method, request.url, dict(request.headers), request.body
+                )
+        except TimeoutError:
+            raise APITimeoutError(RequestInfo.of(request)) from None
+        except Exception as problem:
+            if isinstance(problem, (OSError, RuntimeError)) or _is_http_error(problem):
+                raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+            raise
+        headers = {name.lower(): value for name, value in full.headers.items()}
+        return Response(full.status, headers, bytes(full.content))
+
+    async def close(self) -> None:
+        """Drop the clients; their connections close when they are collected."""
+        self._clients.clear()
+
+
+async def _chunks(answer: pyqwest.Response, request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.content:
+            yield bytes(piece)
+    except TimeoutError:
+        raise APITimeoutError(RequestInfo.of(request)) from None
+    except Exception as problem:
+        if isinstance(problem, OSError) or _is_http_error(problem):
+            raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+        raise
+    finally:
+        await answer.__aexit__(None, None, None)
+
+
+def _is_http_error(problem: Exception) -> bool:
+    return type(problem).__module__.startswith("pyqwest")
+
+
+def _explain(problem: Exception) -> str:
+    return f"Connection error: {type(problem).__name__}: {problem}"
