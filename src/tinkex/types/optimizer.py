@@ -46,15 +46,18 @@ class DimuonOptimizerConfig(OptimizerConfigBase):
     __open__ = False
 
 
+Finite: TypeAlias = Annotated[float, Bounds(finite=True)]
+
+
 class AdamParams(Record):
     """The settings of one AdamW step; weight decay is decoupled, a clip norm of 0 clips nothing."""
 
-    learning_rate: float = 0.0001
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
+    learning_rate: Finite = 0.0001
+    beta1: Finite = 0.9
+    beta2: Finite = 0.95
+    eps: Finite = 1e-12
+    weight_decay: Finite = 0.0
+    grad_clip_norm: Finite = 0.0
     __tag__ = "adamw"
 
 
@@ -64,15 +67,12 @@ class OptimParamsBase(OpenRecord):
     type: str
 
 
-_finite = Bounds(finite=True)
-
-
 class DimuonParams(OptimParamsBase):
     """The settings of one Dimuon step."""
 
     type: Literal["dimuon"] = "dimuon"
     learning_rate: Annotated[float, Bounds(ge=0, finite=True)]
-    grad_clip_norm: Annotated[float, _finite] = 0.0
+    grad_clip_norm: Finite = 0.0
     beta1: Annotated[float, Bounds(ge=0, lt=1, finite=True)] = 0.9
     __tag__ = "dimuon"
     __open__ = False

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from ..errors import InvalidArgumentError
 from .model_input import ModelInput
 from .record import Record
-from .rules import Integer, Mismatch, Rule, Schema, shown
+from .rules import Bounds, Integer, Mismatch, Rule, Schema, shown
 from .tensor_data import TensorData
 
 __all__ = [
@@ -64,9 +64,9 @@ class SamplingParams(Record):
     max_tokens: int | None = None
     seed: int | None = None
     stop: Stop | None = None
-    temperature: float = 1.0
+    temperature: Annotated[float, Bounds(finite=True)] = 1.0
     top_k: int = -1
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(finite=True)] = 1.0
 
 
 class SampleRequest(Record):

@@ -53,8 +53,9 @@ _by_type = OneOf("type", unknown=UnknownVariant)
 
 
 class CreateSessionRequest(Record):
-    """Opens a session."""
+    """Opens a session; metadata that is None is sent as null, since the field is required."""
 
+    writes_null = frozenset({"user_metadata"})
     tags: list[str]
     user_metadata: dict[str, Any] | None
     sdk_version: str

@@ -163,8 +163,11 @@ class TensorData:
         if not isinstance(value, Mapping):
             raise Mismatch(f"expected TensorData or a mapping, got {shown(value)}")
         names = ("data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
+        given = {name: value[name] for name in names if value.get(name) is not None}
+        if lenient and given.get("dtype") == "float32" and "data" in given:
+            given["data"] = _from_json(given["data"])
         try:
-            return cls(**{name: value[name] for name in names if value.get(name) is not None})
+            return cls(**given)
         except (InvalidArgumentError, TypeError) as problem:
             raise Mismatch(str(problem)) from None
 
@@ -213,6 +216,14 @@ def _fill(
     _set(tensor, "sparse_crow_indices", crow)
     _set(tensor, "sparse_col_indices", col)
     _set(tensor, "_numpy", array)
+
+
+def _from_json(data: Any) -> Any:
+    """Floats as JSON carries them: a NaN or infinity, which it lacks, comes as a word or as null."""
+    try:
+        return np.asarray(data, np.float64)
+    except (TypeError, ValueError):
+        return data  # the constructor says what is wrong with it
 
 
 def _size(shape: list[int]) -> int:

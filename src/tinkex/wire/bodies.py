@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -171,6 +171,10 @@ class AuditQuery(Record):
     day: str | None = None
 
 
-def query_of(record: Record) -> dict[str, Any]:
+def query_of(record: Record) -> dict[str, str]:
     """A query record as the text pairs of an address; what is not set is left out."""
-    return {name: str(value) for name, value in record._items() if value is not None}
+    set_ones = record.model_dump(mode="json", exclude_none=True)
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in set_ones.items()
+    }

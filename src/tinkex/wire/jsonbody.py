@@ -2,10 +2,13 @@
 
 Writing: a field that is None is left out, unless its record says that null means something there.
 Reading: unknown keys are kept aside, null stands for an absent field, unknown tags are kept.
+JSON has no NaN: it is written as text, which every SDK's number fields read back as the number.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -18,7 +21,7 @@ from ..types.record import Record, refusal
 from ..types.rules import Mismatch
 from ..types.tensor_data import TensorData
 
-__all__ = ["decode", "encode", "numbers", "wire_form"]
+__all__ = ["decode", "encode", "numbers", "parse", "wire_form"]
 
 T = TypeVar("T")
 
@@ -53,9 +56,15 @@ def wire_form(value: Any) -> Any:
         return [wire_form(item) for item in value]
     if isinstance(value, Mapping):
         return {key: wire_form(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _spelt(value)
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return wire_form(value.model_dump(mode="json", exclude_none=True))
     return value
+
+
+def _spelt(number: float) -> str:
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def tensor_form(tensor: TensorData) -> dict[str, Any]:
@@ -76,14 +85,12 @@ def _values(tensor: TensorData) -> Any:
 
 
 def floats(array: Any) -> msgspec.Raw:
-    """Floats as JSON text; NaN and infinities are spelt as Python's json module reads them."""
-    import json
-
+    """Floats as JSON text; NaN and infinities become words."""
     from .._lazy import np
 
     if np.isfinite(array).all():
         return numbers(array.astype(np.float64))
-    return msgspec.Raw(json.dumps(array.tolist()).encode())
+    return msgspec.Raw(_encode(wire_form(array.tolist())))
 
 
 def encode(value: Any) -> bytes:
@@ -93,12 +100,19 @@ def encode(value: Any) -> bytes:
 
 def decode(kind: type[T], body: bytes | bytearray | memoryview) -> T:
     """Read a record tolerantly; what cannot be read raises with the field's name."""
-    try:
-        data = msgspec.json.decode(body)
-    except msgspec.DecodeError as problem:
-        raise InvalidArgumentError(f"the body is not JSON: {problem}") from None
-    read: T = convert(kind, data)
+    read: T = convert(kind, parse(body))
     return read
+
+
+def parse(body: bytes | bytearray | memoryview) -> Any:
+    """JSON bytes as plain data; a bare NaN or Infinity, as Python's json module writes it, is read too."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as problem:
+        try:
+            return json.loads(bytes(body))
+        except (ValueError, RecursionError):
+            raise InvalidArgumentError(f"the body is not JSON: {problem}") from None
 
 
 def convert(kind: Any, data: Any) -> Any:

@@ -3,11 +3,8 @@ that send nothing else."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from .._lazy import np
 from ..errors import InvalidArgumentError
@@ -29,14 +26,9 @@ def output_to_json(output: ForwardBackwardOutput) -> bytes:
                 {name: tensor_form(_dense(tensor)) for name, tensor in one.items()}
                 for one in output.loss_fn_outputs
             ],
-            "metrics": _metrics(output.metrics),
+            "metrics": output.metrics,
         }
     )
-
-
-def _metrics(metrics: Mapping[str, float]) -> msgspec.Raw:
-    """Metrics as JSON text; a NaN is spelt as Python's json module reads it, not lost as null."""
-    return msgspec.Raw(json.dumps(dict(metrics)).encode())
 
 
 def _dense(tensor: TensorData) -> TensorData:
@@ -58,7 +50,7 @@ def samples_to_json(response: SampleResponse) -> bytes:
         "prompt_logprobs": response.prompt_logprobs,
         "topk_prompt_logprobs": response.topk_prompt_logprobs,
     }
-    return msgspec.json.encode(form)
+    return encode(form)
 
 
 def read_output(data: Any) -> ForwardBackwardOutput:
@@ -85,16 +77,13 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
     names = list(sequence_ids or ())
     sequences = []
     for index, item in enumerate(data["sequences"]):
-        tokens, logprobs = item.get("tokens") or [], item.get("logprobs")
+        logprobs = item.get("logprobs")
         sequences.append(
             SampledSequence(
                 item.get("stop_reason", "stop"),
                 names[index] if index < len(names) else f"sequence-{index}",
-                np.asarray(tokens, np.int32),
+                np.asarray(item.get("tokens") or [], np.int32),
                 None if logprobs is None else np.asarray(logprobs, np.float32),
-                None,
-                tokens,
-                logprobs,
             )
         )
     prompt = data.get("prompt_logprobs")
@@ -103,9 +92,7 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
     alternatives = data.get("prompt_alt_tokens")
     return SampleResponse(
         sequences,
-        None
-        if prompt is None
-        else np.array([np.nan if value is None else value for value in prompt], np.float32),
+        None if prompt is None else np.asarray(prompt, np.float32),
         None,
         None if target is None else TensorData.__take__(target, True),
         int(data.get("prompt_cache_hit_tokens") or 0),
@@ -115,6 +102,6 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
             TensorData.__take__(alternatives["tokens"], True),
             TensorData.__take__(alternatives["logprobs"], True),
         ),
-        prompt,
+        None,
         None if topk is None else [None if row is None else [tuple(c) for c in row] for row in topk],
     )
