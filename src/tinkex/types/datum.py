@@ -103,7 +103,7 @@ class Datum:
         """The JSON form; spans travel in protobuf only."""
         return {
             "model_input": self.model_input.model_dump(**options),
-            "loss_fn_inputs": {k: v.model_dump() for k, v in self.loss_fn_inputs.items()},
+            "loss_fn_inputs": {k: v.model_dump(exclude_none=True) for k, v in self.loss_fn_inputs.items()},
         }
 
 

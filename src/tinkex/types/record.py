@@ -151,11 +151,11 @@ def dump(value: Any, mode: str = "python", exclude_none: bool = False) -> Any:
         return [dump(item, mode, exclude_none) for item in value]
     if isinstance(value, Mapping):
         return {key: dump(item, mode, exclude_none) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if mode == "json":
         if isinstance(value, datetime):
             return msgspec.to_builtins(value)
-        if isinstance(value, bytes):
-            return base64.b64encode(value).decode()
         if isinstance(value, Enum):
             return value.value
     return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import difflib
 import types as pytypes
 import typing
@@ -334,11 +335,11 @@ class Member(Rule):
 
     def take(self, value: Any, lenient: bool = False) -> Enum:
         """Accept a member or its value."""
-        try:
-            return self.kind(value)
-        except ValueError:
-            allowed = ", ".join(repr(member.value) for member in self.kind)
-            raise Mismatch(f"expected one of {allowed}, got {shown(value)}") from None
+        if lenient or isinstance(value, (str, int)):
+            with contextlib.suppress(ValueError):
+                return self.kind(value)
+        allowed = ", ".join(repr(member.value) for member in self.kind)
+        raise Mismatch(f"expected one of {allowed}, got {shown(value)}")
 
     def schema(self, definitions: Schema) -> Schema:
         """Describe the members' values."""
@@ -495,7 +496,7 @@ class Tagged(Rule):
         if tag is None and self.mark.infer is not None:
             tag = self.mark.infer(value)
         kind = self.arms.get(tag) if isinstance(tag, str) else None
-        if kind is None and isinstance(tag, str) and self.mark.unknown is not None and lenient:
+        if kind is None and isinstance(tag, str) and (lenient or self.mark.unknown in self.kinds):
             kind = self.mark.unknown
         if kind is None:
             allowed = ", ".join(repr(arm) for arm in self.arms)

@@ -188,8 +188,8 @@ class TensorData:
             "required": ["data", "dtype"],
         }
 
-    def model_dump(self, **_options: Any) -> dict[str, Any]:
-        """The JSON form, without keys that are not set."""
+    def model_dump(self, *, exclude_none: bool = False, **_options: Any) -> dict[str, Any]:
+        """The JSON form."""
         known = {
             "data": self.data,
             "dtype": self.dtype,
@@ -197,7 +197,7 @@ class TensorData:
             "sparse_crow_indices": self.sparse_crow_indices,
             "sparse_col_indices": self.sparse_col_indices,
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in known.items() if value is not None or not exclude_none}
 
 
 _set = object.__setattr__
