@@ -13,7 +13,7 @@ import tinker
 from tinker import types as official_types
 from tinker._compat import model_dump
 from tinker.cli.auth_api import SelfApiKeyResponse
-from tinker.lib.api_future_impl import _APIFuture, _LoopState
+from tinker.lib.api_future_impl import _APIFuture, _LoopState, _TransportError
 from tinker.lib.public_interfaces.rest_client import _SessionTraceExportPollResponse
 from tinker.types._pydantic_types.forward_backward_input import ForwardBackwardInput as PassInput
 from tinker.types.try_again_response import TryAgainResponse
@@ -98,6 +98,8 @@ def retrieve(response: httpx.Response, model_cls: Any) -> tuple[Any, Any]:
         async with client._client, contextlib.AsyncExitStack() as stack:
             waiter, state = Waiter(client, model_cls), _LoopState()
             outcome = await _APIFuture._fetch_via_rest(waiter, state, 0)
+            if isinstance(outcome, _TransportError):
+                return outcome, None
             result = await _APIFuture._handle_outcome(waiter, outcome, state, stack, 0, 0.0)
             return outcome, result
 

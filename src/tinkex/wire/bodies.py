@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from ..types.identifiers import ModelID
@@ -109,20 +110,20 @@ class ArchiveUrlResponse(Record):
 class OrganizationDetails(Record):
     """The organization of a key's owner."""
 
-    name: str | None = None
+    name: str = ""
 
 
 class UserDetails(Record):
     """The owner of a key."""
 
-    email: str | None = None
+    email: str = ""
 
 
 class ApiKeyDetails(Record):
     """Who a key belongs to."""
 
-    org_details: OrganizationDetails | None = None
-    user_details: UserDetails | None = None
+    org_details: OrganizationDetails = msgspec.field(default_factory=OrganizationDetails)
+    user_details: UserDetails = msgspec.field(default_factory=UserDetails)
 
 
 class ApiKeyResponse(Record):
@@ -131,7 +132,7 @@ class ApiKeyResponse(Record):
     key_id: int
     name: str
     note: str
-    details: ApiKeyDetails | None = None
+    details: ApiKeyDetails = msgspec.field(default_factory=ApiKeyDetails)
 
 
 class ScopeQuery(Record):

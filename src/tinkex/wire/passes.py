@@ -243,7 +243,12 @@ def encode_output(output: ForwardBackwardOutput) -> bytes:
 
 
 def _layout(outputs: LossFnOutput) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((name, tensor.dtype, tuple(tensor._numpy.shape[1:])) for name, tensor in outputs.items())
+    return tuple((name, tensor.dtype, _trailing(tensor)) for name, tensor in outputs.items())
+
+
+def _trailing(tensor: TensorData) -> tuple[int, ...]:
+    shape = tensor.shape if tensor.is_sparse and tensor.shape is not None else tensor._numpy.shape
+    return tuple(shape[1:])
 
 
 def _groups(outputs: Sequence[LossFnOutput]) -> list[list[LossFnOutput]]:

@@ -8,10 +8,12 @@ from typing import Any
 
 from .._lazy import np
 from ..errors import InvalidArgumentError
+from ..types.arrays import Array
 from ..types.forward_backward_output import ForwardBackwardOutput
 from ..types.rules import Mismatch, shown
 from ..types.sample_response import PromptAltTokens, SampledSequence, SampleResponse
 from ..types.tensor_data import TensorData
+from ..types.topk_logprobs import topk_from_lists
 from .jsonbody import encode, tensor_form
 
 __all__ = ["output_to_json", "read_output", "read_samples", "samples_to_json"]
@@ -53,6 +55,9 @@ def samples_to_json(response: SampleResponse) -> bytes:
     return encode(form)
 
 
+_UNREADABLE = (AttributeError, KeyError, OverflowError, TypeError, ValueError, Mismatch)
+
+
 def read_output(data: Any) -> ForwardBackwardOutput:
     """Read a pass's result from decoded JSON."""
     if not isinstance(data, Mapping) or not isinstance(data.get("loss_fn_outputs"), list):
@@ -61,12 +66,15 @@ def read_output(data: Any) -> ForwardBackwardOutput:
     for index, one in enumerate(data["loss_fn_outputs"]):
         try:
             outputs.append({name: TensorData.__take__(item, True) for name, item in one.items()})
-        except Mismatch as problem:
-            raise InvalidArgumentError(f"loss_fn_outputs[{index}]: {problem.message}") from None
-    metrics = {
-        name: float("nan") if value is None else float(value)
-        for name, value in (data.get("metrics") or {}).items()
-    }
+        except _UNREADABLE as problem:
+            raise InvalidArgumentError(f"loss_fn_outputs[{index}]: {problem}") from None
+    try:
+        metrics = {
+            name: float("nan") if value is None else float(value)
+            for name, value in (data.get("metrics") or {}).items()
+        }
+    except _UNREADABLE as problem:
+        raise InvalidArgumentError(f"metrics: {problem}") from None
     return ForwardBackwardOutput(str(data.get("loss_fn_output_type", "")), outputs, metrics)
 
 
@@ -74,26 +82,30 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
     """Read a sampling result from decoded JSON; ids a server did not give are made up."""
     if not isinstance(data, Mapping) or not isinstance(data.get("sequences"), list):
         raise InvalidArgumentError(f"not a SampleResponse: {shown(data)}")
-    names = list(sequence_ids or ())
+    try:
+        return _samples(data, list(sequence_ids or ()))
+    except _UNREADABLE as problem:
+        raise InvalidArgumentError(f"not a SampleResponse: {problem}") from None
+
+
+def _samples(data: Mapping[str, Any], names: list[str]) -> SampleResponse:
     sequences = []
     for index, item in enumerate(data["sequences"]):
-        logprobs = item.get("logprobs")
         sequences.append(
             SampledSequence(
                 item.get("stop_reason", "stop"),
                 names[index] if index < len(names) else f"sequence-{index}",
                 np.asarray(item.get("tokens") or [], np.int32),
-                None if logprobs is None else np.asarray(logprobs, np.float32),
+                _floats(item.get("logprobs")),
             )
         )
-    prompt = data.get("prompt_logprobs")
-    topk = data.get("topk_prompt_logprobs")
+    topk = _pairs(data.get("topk_prompt_logprobs"))
     target = data.get("target_prompt_logprobs")
     alternatives = data.get("prompt_alt_tokens")
     return SampleResponse(
         sequences,
-        None if prompt is None else np.asarray(prompt, np.float32),
-        None,
+        _floats(data.get("prompt_logprobs")),
+        None if topk is None else topk_from_lists(topk),
         None if target is None else TensorData.__take__(target, True),
         int(data.get("prompt_cache_hit_tokens") or 0),
         None
@@ -103,5 +115,16 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
             TensorData.__take__(alternatives["logprobs"], True),
         ),
         None,
-        None if topk is None else [None if row is None else [tuple(c) for c in row] for row in topk],
+        topk,
     )
+
+
+def _floats(values: Any) -> Array | None:
+    """Logprobs as an array; null becomes NaN."""
+    return None if values is None else np.asarray(values, np.float32)
+
+
+def _pairs(rows: Any) -> list[list[tuple[int, float]] | None] | None:
+    if rows is None:
+        return None
+    return [row and [(int(token), float(logprob)) for token, logprob in row] for row in rows]

@@ -64,6 +64,8 @@ def _bytes(array: Array | None, values: list[Any], dtype: str) -> bytes:
 
 
 def _write_into(message: pb.Tensor, tensor: TensorData) -> None:
+    if tensor.shape is None:  # readers of a result take an empty shape for a scalar
+        tensor = TensorData.wrap(tensor._numpy, tensor.dtype, list(tensor._numpy.shape))
     message.ParseFromString(write_tensor(tensor).bytes())
 
 
