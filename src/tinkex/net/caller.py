@@ -82,7 +82,7 @@ class Caller:
     async def call(
         self,
         route: Route,
-        body: bytes | None = None,
+        body: bytes | bytearray | None = None,
         *,
         headers: Mapping[str, str] | None = None,
         path: Mapping[str, str] | None = None,
@@ -125,7 +125,7 @@ class Caller:
     async def once(
         self,
         route: Route,
-        body: bytes | None = None,
+        body: bytes | bytearray | None = None,
         *,
         headers: Mapping[str, str] | None = None,
         path: Mapping[str, str] | None = None,
@@ -191,7 +191,9 @@ class Caller:
         level = logging.ERROR if response.headers.get(DEPRECATION_LEVEL) == "error" else logging.WARNING
         logger.log(level, "the server says: %s", response.headers[DEPRECATION_NOTE])
 
-    async def read(self, kind: Any, route: Route, body: bytes | None = None, **options: Any) -> Any:
+    async def read(
+        self, kind: Any, route: Route, body: bytes | bytearray | None = None, **options: Any
+    ) -> Any:
         """Call and read the JSON answer as a record."""
         response = await self.call(route, body, **options)
         return read_answer(kind, response)

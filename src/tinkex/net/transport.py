@@ -16,7 +16,7 @@ class Request:
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a credential
-    body: bytes | None = field(default=None, repr=False)
+    body: bytes | bytearray | None = field(default=None, repr=False)
     timeout: float = 60.0
     connect_timeout: float = 5.0
     stream: bool = False  # answer with `chunks` as they come instead of a whole `body`

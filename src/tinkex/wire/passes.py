@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from . import tinker_public_pb2 as pb
 
 __all__ = [
+    "PassBody",
     "PassRequest",
     "decode_output",
     "decode_request",
@@ -52,12 +53,53 @@ class PassRequest:
 
 def encode_request(request: PassRequest) -> bytes:
     """The body of `POST /forward_backward`."""
-    check_loss(request.loss_fn, request.loss_fn_config)
-    if not 0 <= request.seq_id <= _INT32_MAX:
-        raise InvalidArgumentError(f"seq_id: {request.seq_id} is outside 0 to {_INT32_MAX}")
+    _check_seq_id(request.seq_id)
     message = Writer()
     message.text(1, request.model_id)
     message.integer(2, request.seq_id)
+    _write_pass(message, request)
+    return message.bytes()
+
+
+def _check_seq_id(seq_id: int) -> None:
+    if not 0 <= seq_id <= _INT32_MAX:
+        raise InvalidArgumentError(f"seq_id: {seq_id} is outside 0 to {_INT32_MAX}")
+
+
+class PassBody:
+    """An encoded pass whose number is filled in when its turn to be sent has come.
+
+    The number is the last field, as a varint padded to five bytes, so that filling it in moves
+    nothing; the arrays were copied when the body was made.
+    """
+
+    __slots__ = ("_body", "datums")
+
+    def __init__(self, request: PassRequest) -> None:
+        message = Writer()
+        message.text(1, request.model_id)
+        _write_pass(message, request)
+        message.raw(b"\x10" + bytes(_NUMBER_BYTES))
+        self._body = bytearray().join(message.parts)
+        self.datums = len(request.data)
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def numbered(self, seq_id: int) -> bytearray:
+        """The body with its number."""
+        _check_seq_id(seq_id)
+        groups = [seq_id >> (7 * i) & 0x7F for i in range(_NUMBER_BYTES)]
+        padded = [group | 0x80 for group in groups[:-1]] + groups[-1:]
+        self._body[-_NUMBER_BYTES:] = bytes(padded)
+        return self._body
+
+
+_NUMBER_BYTES = 5
+
+
+def _write_pass(message: Writer, request: PassRequest) -> None:
+    check_loss(request.loss_fn, request.loss_fn_config)
     for index, datum in enumerate(request.data):
         message.message(3, _write_datum(datum, index))
     message.text(4, request.loss_fn)
@@ -79,7 +121,6 @@ def encode_request(request: PassRequest) -> bytes:
             held.double(1, float(value))
         entry.message(2, held)
         message.message(7, entry)
-    return message.bytes()
 
 
 def _write_datum(datum: Datum, index: int) -> Writer:

@@ -75,10 +75,12 @@ def _write_topk(message: pb.TopkLogprobs, topk: TopkLogprobs) -> None:
     message.logprobs = topk.logprobs.astype("<f4").tobytes()
 
 
-def decode_sample_response(body: bytes, sequence_ids: Sequence[str] | None = None) -> SampleResponse:
+def decode_sample_response(
+    body: bytes, sequence_ids: Sequence[str] | None = None, request_id: str = "sequence"
+) -> SampleResponse:
     """Read a sampling result; `sequence_ids` from the ticket name its sequences.
 
-    Ids a server did not give are made up, so that every sequence has one.
+    Ids a server did not give are made from the ticket's, so that every sequence has one.
     """
     from google.protobuf.message import DecodeError
 
@@ -93,7 +95,7 @@ def decode_sample_response(body: bytes, sequence_ids: Sequence[str] | None = Non
     sequences = [
         SampledSequence(
             _stop_reason(item.stop_reason),
-            names[index] if index < len(names) else f"sequence-{index}",
+            names[index] if index < len(names) else f"{request_id}:{index}",
             _array(item.tokens, "<i4"),
             _array(item.logprobs, "<f4") if item.logprobs else None,
             _read_topk(item.topk_sampled_logprobs) if item.HasField("topk_sampled_logprobs") else None,

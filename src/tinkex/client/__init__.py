@@ -1,0 +1,1 @@
+"""The clients users hold: service, training, sampling, REST and admin."""

@@ -1,0 +1,188 @@
+"""The one kind of future: block on it, await it, cancel it, ask how it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import queue
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+__all__ = ["APIFuture", "Future", "Progress"]
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known about work under way."""
+
+    stage: str = "queued"  # queued, sending, waiting, done
+    request_id: str | None = None
+    queue_state: str | None = None
+    queue_reason: str | None = None
+
+
+class _Outbox:
+    """Wakes tasks of other event loops; many at once cost one wake-up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+
+    def wake(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            known = self._waiting.get(loop)
+            if known is not None:
+                known.append(waiter)
+                return
+            self._waiting[loop] = [waiter]
+        try:
+            loop.call_soon_threadsafe(self._flush, loop)
+        except RuntimeError:  # that loop is closed: nobody waits any more
+            with self._lock:
+                self._waiting.pop(loop, None)
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            waiters = self._waiting.pop(loop, [])
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Callbacks:
+    """A thread for done-callbacks, which are user code and must not run on the event loop."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[Any], Any], Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run(self, callback: Callable[[Any], Any], future: Any) -> None:
+        self._queue.put((callback, future))
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="tinkex-callbacks", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            callback, future = self._queue.get()
+            try:
+                callback(future)
+            except Exception:
+                logger.exception("exception calling callback for %r", future)
+            del callback, future
+
+
+_outbox = _Outbox()
+_callbacks = _Callbacks()
+
+
+def forget_threads() -> None:
+    """After a fork the helper threads are gone; start afresh."""
+    global _outbox, _callbacks
+    _outbox, _callbacks = _Outbox(), _Callbacks()
+
+
+class Future(concurrent.futures.Future[T], Generic[T]):
+    """The result of work that was started.
+
+    `result(timeout)` blocks, `await` waits; both raise what went wrong.  A timeout or a cancelled
+    `await` leaves the work running; `cancel()` stops it: work still in line is taken out, a running
+    sample is cancelled on the server, a running training operation goes on unobserved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress = Progress()
+        self._bridges: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._stop: Callable[[], None] | None = None
+        self._own_thread: int | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's id of the work, once it has one."""
+        return self.progress.request_id
+
+    def future(self) -> Future[T]:
+        """The future itself, which is also a `concurrent.futures.Future`."""
+        return self
+
+    def result(self, timeout: float | None = None) -> T:
+        """Block until the result is there; `TimeoutError` leaves the work running."""
+        if not self.done():
+            if self._own_thread == threading.get_ident():
+                raise RuntimeError("result() would block the thread that has to produce the result")
+            _warn_if_in_loop()
+        return super().result(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Wait until the result is there; `TimeoutError` leaves the work running."""
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            bridge = (loop, waiter)
+            with self._condition:
+                waits = self._state not in _ENDED
+                if waits:
+                    self._bridges.append(bridge)
+            if waits:
+                try:
+                    if timeout is None:
+                        await waiter
+                    else:
+                        async with asyncio.timeout(timeout):
+                            await waiter
+                finally:
+                    if bridge in self._bridges:
+                        self._bridges.remove(bridge)
+        return super().result()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+    def cancel(self) -> bool:
+        """Stop the work if it can be stopped; False if it was done already."""
+        if not super().cancel():
+            return False
+        if self._stop is not None:
+            self._stop()
+        return True
+
+    def _invoke_callbacks(self) -> None:
+        # Called by the base class with the state final, from whichever thread set it.
+        self.progress.stage = "done"
+        bridges, self._bridges = self._bridges, []
+        for loop, waiter in bridges:
+            _outbox.wake(loop, waiter)
+        for callback in self._done_callbacks:  # type: ignore[attr-defined]
+            _callbacks.run(callback, self)
+
+
+_ENDED = (
+    concurrent.futures._base.CANCELLED,
+    concurrent.futures._base.CANCELLED_AND_NOTIFIED,
+    concurrent.futures._base.FINISHED,
+)
+
+APIFuture = Future
+
+
+def _warn_if_in_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    from ..notices import notice
+
+    notice(
+        "blocking-call",
+        "result() was called inside a running event loop and blocks it; use `await future` "
+        "(or the `_async` form of the method that made it).",
+    )

@@ -1,0 +1,101 @@
+"""Sampling clients in other processes: handles and pickles, both without a credential by default."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config import Config, Secret
+from ..errors import InvalidArgumentError
+from ..types.service import ClientConfigResponse, ClientDynamicConfigResponse
+from .connection import Connection
+from .session import Session
+
+if TYPE_CHECKING:
+    from .sampling import SamplingClient
+
+__all__ = ["make_handle", "pickled", "read_handle"]
+
+# Copies of one session in one process share its heartbeat.
+_sessions: weakref.WeakValueDictionary[Any, Session] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+_SECRET_WORDS = ("auth", "cookie", "key", "password", "secret", "token")
+
+
+def _state(client: SamplingClient, *, with_credential: bool) -> dict[str, Any]:
+    connection = client.holder.connection
+    config = connection.config
+    headers = {
+        name: value
+        for name, value in config.headers.items()
+        if with_credential or not any(word in name.lower() for word in _SECRET_WORDS)
+    }
+    key = config.api_key.reveal() if with_credential and config.api_key is not None else None
+    return {
+        "session_id": client.holder.known_id,
+        "sampling_session_id": client.sampling_session_id,
+        "holder": {
+            "base_url": config.base_url,
+            "default_headers_overrides": headers,
+            "client_config": connection.known_settings.model_dump(),
+            "client_dynamic_config": connection.dynamic.model_dump(),
+            "api_key": key,
+        },
+        "record_stability_info": client.record_stability_info,
+    }
+
+
+def make_handle(client: SamplingClient) -> str:
+    """The client's state as URL-safe text."""
+    raw = msgspec.json.encode(_state(client, with_credential=False))
+    return base64.urlsafe_b64encode(raw).decode()
+
+
+def read_handle(handle: str, api_key: str | None) -> SamplingClient:
+    """A client from that text."""
+    try:
+        state = msgspec.json.decode(base64.urlsafe_b64decode(handle))
+        return _restore(state, api_key, None)
+    except (binascii.Error, msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+        raise InvalidArgumentError("this is not a sampler handle, or it is cut off") from None
+
+
+def pickled(client: SamplingClient) -> Any:
+    """What pickling a client stores."""
+    state = _state(client, with_credential=client.pickle_credentials)
+    return _restore, (state, None, client.retry_config)
+
+
+def _restore(state: dict[str, Any], api_key: str | None, retry_config: Any) -> SamplingClient:
+    from .sampling import SamplingClient
+
+    held = state["holder"]
+    config = Config.resolve(
+        base_url=held["base_url"],
+        api_key=api_key or held.get("api_key"),
+        headers=held.get("default_headers_overrides") or {},
+    )
+    session_id = state["session_id"]
+    digest = (config.api_key or Secret("")).digest
+    with _lock:
+        session = _sessions.get((config.base_url, digest, session_id))
+        if session is None:
+            connection = Connection(
+                config,
+                settings=ClientConfigResponse.model_validate(held.get("client_config") or {}),
+                dynamic=ClientDynamicConfigResponse.model_validate(held.get("client_dynamic_config") or {}),
+            )
+            session = Session(connection, session_id=session_id)
+            _sessions[(config.base_url, digest, session_id)] = session
+    return SamplingClient(
+        session,
+        sampling_session_id=state["sampling_session_id"],
+        shadow=True,
+        retry_config=retry_config,
+        record_stability_info=bool(state.get("record_stability_info")),
+    )

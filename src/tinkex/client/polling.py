@@ -1,0 +1,267 @@
+"""Waiting for a result: long polls with a wait after everything that is not a result.
+
+Which answers are waited out, and which end the wait:
+
+    result                       the end
+    {"error", "category"}        RequestFailedError
+    408, try_again               asked again, at once if the server held the question for a while
+    5xx, 429, no connection      asked again after a growing, jittered wait (or Retry-After)
+    402                          a pause, told to the user, for as long as the server's settings allow
+    400                          three more tries
+    404                          asked again for a few seconds after the submit: it may not be known yet
+    410                          PromiseExpiredError (a sample is submitted anew)
+    other 4xx                    a ResultError
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    APITimeoutError,
+    InvalidArgumentError,
+    RequestFailedError,
+    ResponseInfo,
+    ResultDecodeError,
+)
+from ..net.policy import BILLING_PAUSE, backoff
+from ..net.transport import Response
+from ..types.forward_backward_output import ForwardBackwardOutput
+from ..types.sample_response import SampleResponse
+from ..wire import jsonbody
+from ..wire.headers import JSON, PROMISE_ROUNDTRIP, PROTOBUF, REQUEST_ITERATION, REQUEST_TYPE
+from ..wire.passes import decode_output
+from ..wire.results import read_output, read_samples
+from ..wire.routes import Route, route
+from ..wire.samples import decode_sample_response
+from .connection import Connection
+from .future import Progress
+
+__all__ = ["wait_for_result"]
+
+logger = logging.getLogger(__name__)
+
+_HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
+_GRACE_SECONDS = 10.0
+_BAD_REQUESTS = 3
+_LARGE = 256 * 1024  # results above this are decoded off the loop
+_TELL_EVERY = 60.0
+
+
+class _Wait:
+    """One wait for one ticket."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        origin: Route,
+        request_id: str,
+        progress: Progress,
+        sequence_ids: Sequence[str] | None,
+        submit_seconds: float | None,
+    ) -> None:
+        self.connection, self.origin, self.request_id = connection, origin, request_id
+        self.progress, self.sequence_ids = progress, sequence_ids
+        self.clock = connection.clock
+        self.started = self.clock.monotonic()
+        self.submit_seconds = submit_seconds
+        self.iteration = 0
+        self.quick = 0  # unsuccessful answers in a row that came without being held
+        self.bad_requests = 0
+        self.billing_since: float | None = None
+        self.told = float("-inf")
+        self.whole = False  # ask for the result itself, whatever its size
+        self.check: Callable[[], None] | None = None  # raises when the caller's patience is over
+
+    async def result(self) -> Any:
+        while True:
+            asked = self.clock.monotonic()
+            if self.check is not None:
+                self.check()
+            try:
+                response = await self._ask()
+            except APITimeoutError:
+                self._tell_if_due("no answer within %.0f s", self.connection.config.poll_timeout)
+                await self._pause(asked)
+                continue
+            except APIError as error:
+                await self._after(error, asked)
+                continue
+            if PROTOBUF in response.headers.get("content-type", ""):
+                return await self._decoded(response)
+            data = self._json(response)
+            if isinstance(data, dict):
+                if data.get("type") == "try_again":
+                    self._queue_state(data)
+                    await self._pause(asked)
+                    continue
+                if data.get("status") == "complete_metadata":
+                    size = int(data.get("response_payload_size") or 0)
+                    async with self._room(size):
+                        self.whole = True
+                        return await self.result()
+                if "error" in data:
+                    raise RequestFailedError(
+                        str(data["error"]), self.request_id, str(data.get("category", "unknown"))
+                    )
+            return await self._from_json(response, data)
+
+    @contextlib.asynccontextmanager
+    async def _room(self, size: int) -> AsyncIterator[None]:
+        if self.whole:
+            yield
+            return
+        async with self.connection.shared.result_bytes.hold(size):
+            yield
+
+    async def _ask(self) -> Response:
+        body = jsonbody._encode({"request_id": self.request_id, "allow_metadata_only": not self.whole})
+        headers = {
+            "Accept": PROTOBUF if self.origin.binary_result else JSON,
+            REQUEST_ITERATION: str(self.iteration),
+            REQUEST_TYPE: self.origin.request_type or "",
+        }
+        if self.iteration == 0 and self.submit_seconds is not None:
+            headers[PROMISE_ROUNDTRIP] = str(self.submit_seconds)
+        self.iteration += 1
+        return await self.connection.caller.once(
+            _RETRIEVE, body, headers=headers, result=True, timeout=self.connection.config.poll_timeout
+        )
+
+    # ---- what is not a result
+
+    async def _after(self, error: APIError, asked: float) -> None:
+        """Wait as the error demands, or raise it."""
+        status = error.status_code if isinstance(error, APIStatusError) else None
+        if status == 408:
+            self._queue_state(error.body)
+            await self._pause(asked)
+        elif status == 402:
+            await self._billing_pause(error)
+        elif status == 400:
+            self.bad_requests += 1
+            if self.bad_requests > _BAD_REQUESTS:
+                raise error
+            await self._pause(asked, error)
+        elif status == 404 and self.clock.monotonic() - self.started < _GRACE_SECONDS:
+            await self._pause(asked, error)
+        elif isinstance(error, APIConnectionError) or status == 429 or (status or 0) >= 500:
+            self._tell_if_due("%s", error)
+            await self._pause(asked, error)
+        else:
+            raise error
+
+    async def _pause(self, asked: float, error: APIError | None = None) -> None:
+        held = self.clock.monotonic() - asked >= _HELD_SECONDS
+        if error is None and held:
+            self.quick = 0
+            return
+        wait = backoff(self.quick, self.clock.random(), 0.5 if error is not None else 0.05)
+        if error is not None and error.retry_after is not None:
+            wait = error.retry_after * (1.0 + 0.1 * self.clock.random())
+        self.quick += 1
+        self.connection.hooks.emit("poll", self.origin.name, request_id=self.request_id, delay=wait)
+        await self.clock.sleep(wait)
+
+    async def _billing_pause(self, error: APIError) -> None:
+        now = self.clock.monotonic()
+        self.billing_since = now if self.billing_since is None else self.billing_since
+        window = (await self.connection.settings()).billing_exception_max_pause_duration_sec
+        if now - self.billing_since > window:
+            raise error
+        self._note_queue("paused_billing", f"{error}; waiting for up to {window} s")
+        await self.clock.sleep(BILLING_PAUSE)
+
+    def _queue_state(self, body: object) -> None:
+        if isinstance(body, dict):
+            self.bad_requests = 0
+            state, reason = body.get("queue_state"), body.get("queue_state_reason")
+            if isinstance(state, str):
+                self._note_queue(state, reason if isinstance(reason, str) else None)
+
+    def _note_queue(self, state: str, reason: str | None) -> None:
+        changed = (state, reason) != (self.progress.queue_state, self.progress.queue_reason)
+        self.progress.queue_state, self.progress.queue_reason = state, reason
+        if changed:
+            self.connection.hooks.emit(
+                "queue_state", self.origin.name, state=state, reason=reason, request_id=self.request_id
+            )
+        if state != "active":
+            self._tell_if_due("%s", reason or f"the server's queue is {state.replace('_', ' ')}")
+
+    def _tell_if_due(self, text: str, *values: object) -> None:
+        now = self.clock.monotonic()
+        if now - self.told >= _TELL_EVERY:
+            self.told = now
+            logger.warning(f"waiting for {self.origin.name} {self.request_id}: {text}", *values)
+
+    # ---- results
+
+    def _json(self, response: Response) -> Any:
+        try:
+            return msgspec.json.decode(response.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._unreadable(response, "it is neither protobuf nor JSON") from None
+
+    async def _from_json(self, response: Response, data: Any) -> Any:
+        kind = self.origin.result
+        try:
+            if kind is SampleResponse:
+                return read_samples(data, self._names(data))
+            if kind is ForwardBackwardOutput:
+                return read_output(data)
+            return jsonbody.convert(kind, data)
+        except (InvalidArgumentError, KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise self._unreadable(response, str(problem)) from None
+
+    def _names(self, data: Any) -> Sequence[str]:
+        made = [f"{self.request_id}:{index}" for index in range(len(data.get("sequences") or ()))]
+        return [*(self.sequence_ids or ()), *made[len(self.sequence_ids or ()) :]]
+
+    async def _decoded(self, response: Response) -> Any:
+        decode = decode_output if self.origin.result is ForwardBackwardOutput else self._samples
+        try:
+            if len(response.body) > _LARGE:
+                return await asyncio.to_thread(decode, response.body)
+            return decode(response.body)
+        except InvalidArgumentError as problem:
+            raise self._unreadable(response, str(problem)) from None
+
+    def _samples(self, body: bytes) -> SampleResponse:
+        return decode_sample_response(body, self.sequence_ids, self.request_id)
+
+    def _unreadable(self, response: Response, why: str) -> ResultDecodeError:
+        about = ResponseInfo(response.status, response.headers)
+        error = ResultDecodeError(about, None, f"The result of {self.origin.name} cannot be read: {why}")
+        error.request_id = self.request_id
+        return error
+
+
+_RETRIEVE = route("retrieve_future")
+
+
+async def wait_for_result(
+    connection: Connection,
+    origin: Route,
+    request_id: str,
+    *,
+    progress: Progress,
+    sequence_ids: Sequence[str] | None = None,
+    submit_seconds: float | None = None,
+    whole: bool = False,
+    check: Callable[[], None] | None = None,
+) -> Any:
+    """Wait for the result of a ticket that `origin` gave out."""
+    progress.stage, progress.request_id = "waiting", request_id
+    wait = _Wait(connection, origin, request_id, progress, sequence_ids, submit_seconds)
+    wait.whole, wait.check = whole, check
+    return await wait.result()

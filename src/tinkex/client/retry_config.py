@@ -1,0 +1,31 @@
+"""How sampling is retried, under the name and with the fields the official SDK has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import APIConnectionError, RetryableException
+
+__all__ = ["RetryConfig"]
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """Limits of a sampling client: requests under way, waits between tries, patience."""
+
+    max_connections: int | None = 1000
+    progress_timeout: float = 7200.0
+    retry_delay_base: float = 0.5
+    retry_delay_max: float = 10.0
+    jitter_factor: float = 0.25
+    enable_retry_logic: bool = True
+    enable_stuck_detection: bool = True
+    retryable_exceptions: tuple[type[Exception], ...] = (
+        TimeoutError,
+        APIConnectionError,
+        RetryableException,
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_connections is not None and self.max_connections <= 0:
+            raise ValueError(f"max_connections must be positive, got {self.max_connections}")

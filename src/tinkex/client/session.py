@@ -1,0 +1,188 @@
+"""A session: opened when first needed, kept alive while anyone holds it, finished at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
+
+from .._version import SDK_VERSION
+from ..errors import APIStatusError, TinkerError
+from ..types.session import (
+    ClientSessionFinishErrored,
+    ClientSessionFinishInterrupted,
+    ClientSessionFinishReason,
+    ClientSessionFinishSuccess,
+    CreateSessionRequest,
+    CreateSessionResponse,
+    SessionHeartbeatRequest,
+)
+from ..wire.bodies import FinishSessionRequest
+from ..wire.jsonbody import encode
+from ..wire.routes import route
+from .connection import Connection
+from .portal import portal
+
+if TYPE_CHECKING:
+    from .telemetry import Telemetry
+
+__all__ = ["FinishStatus", "Session"]
+
+logger = logging.getLogger(__name__)
+
+FinishStatus = Literal["success", "errored", "interrupted"]
+HEARTBEAT_SECONDS = 10.0
+_QUIET_SECONDS = 120.0
+
+_REASONS: dict[str, ClientSessionFinishReason] = {
+    "success": ClientSessionFinishSuccess(),
+    "errored": ClientSessionFinishErrored(),
+    "interrupted": ClientSessionFinishInterrupted(),
+}
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """One session on a server, and the counters that number what is made in it."""
+
+    def __init__(self, connection: Connection, *, session_id: str | None = None) -> None:
+        self.connection = connection
+        self.shadow = session_id is not None  # opened by another process, which will finish it
+        self._id = session_id
+        self._opening: asyncio.Task[str] | None = None
+        self._generation = -1
+        self._models = itertools.count()
+        self._samplers = itertools.count()
+        self._losses = itertools.count()
+        self.finished = False
+        self.telemetry: Telemetry | None = None
+
+    @property
+    def known_id(self) -> str | None:
+        """The session's id, if it is open."""
+        return self._id
+
+    def next_model(self) -> int:
+        """A number for a new model."""
+        return next(self._models)
+
+    def next_sampler(self) -> int:
+        """A number for a new sampling session."""
+        return next(self._samplers)
+
+    def next_loss(self) -> int:
+        """A number for a new custom loss."""
+        return next(self._losses)
+
+    async def id(self) -> str:
+        """The session's id; opens it if need be, once."""
+        await self.connection.settings()
+        if self._id is None:
+            generation = portal().generation
+            if self._opening is None or self._generation != generation or _failed(self._opening):
+                self._generation = generation
+                self._opening = asyncio.get_running_loop().create_task(self._create())
+            await asyncio.shield(self._opening)
+        assert self._id is not None
+        self._keep_alive()
+        return self._id
+
+    async def _create(self) -> str:
+        config = self.connection.config
+        request = CreateSessionRequest(
+            tags=list(config.tags),
+            user_metadata=dict(config.user_metadata),
+            sdk_version=SDK_VERSION,
+            project_id=config.project_id,
+            display_name=config.display_name,
+        )
+        answer: CreateSessionResponse = await self.connection.caller.read(
+            CreateSessionResponse, route("create_session"), encode(request)
+        )
+        for level, text in (
+            (logging.INFO, answer.info_message),
+            (logging.WARNING, answer.warning_message),
+            (logging.ERROR, answer.error_message),
+        ):
+            if text:
+                logger.log(level, "%s", text)
+        self._id = answer.session_id
+        return answer.session_id
+
+    # ---- heartbeats
+
+    def _keep_alive(self) -> None:
+        here = portal()
+        if self._generation == here.generation and self in _open:
+            return
+        self._generation = here.generation
+        _open.add(self)
+        if _goodbyes not in here.at_exit:
+            here.at_exit.append(_goodbyes)
+        # The task must not hold the session: its end is the session's, not the other way round.
+        stop = here.spawn(_beat(weakref.ref(self), self.connection.clock))
+        weakref.finalize(self, stop).atexit = False
+
+    async def beat(self) -> bool:
+        """Tell the server that we are here; False when it does not want to hear it any more."""
+        body = encode(SessionHeartbeatRequest(session_id=self._id or ""))
+        try:
+            await self.connection.caller.once(route("session_heartbeat"), body, timeout=10.0)
+        except APIStatusError as error:
+            if error.status_code == 410:
+                return False
+            raise
+        return True
+
+    # ---- the end
+
+    async def finish(self, status: FinishStatus, detail: str | None = None) -> None:
+        """End the session on the server; only the first call says anything."""
+        if self.finished:
+            return
+        self.finished = True
+        _open.discard(self)
+        if self._id is None or self.shadow:
+            return
+        body = encode(FinishSessionRequest(reason=_REASONS[status], detail=detail))
+        try:
+            await self.connection.caller.once(
+                route("finish_session"), body, path={"session_id": self._id}, timeout=10.0
+            )
+        except TinkerError as error:
+            logger.info("the session's end could not be told to the server: %s", error)
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _beat(held: weakref.ref[Session], clock: Any) -> None:
+    last = refreshed = clock.monotonic()
+    while True:
+        await clock.sleep(HEARTBEAT_SECONDS)
+        session = held()
+        if session is None or session.finished:
+            return
+        now = clock.monotonic()
+        try:
+            if not await session.beat():
+                return
+            last = now
+        except TinkerError as error:
+            if now - last >= _QUIET_SECONDS:
+                logger.warning("no heartbeat has reached the server for %.0f s: %s", now - last, error)
+        if now - refreshed >= max(session.connection.dynamic.refresh_interval_sec, 10):
+            refreshed = now
+            await session.connection.refresh_dynamic()
+        del session
+
+
+async def _goodbyes() -> None:
+    """At the process's end: whoever forgot to close is finished as interrupted."""
+    await asyncio.gather(
+        *(session.finish("interrupted") for session in list(_open)), return_exceptions=True
+    )

@@ -1,0 +1,688 @@
+"""`TrainingClient`: passes, optimizer steps and checkpoints of one model, in the order of the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import APIConnectionError, InvalidArgumentError, TinkerError
+from ..losses.custom import backward_data, evaluate, forward_data, merged
+from ..notices import notice
+from ..types.console import training_run_url
+from ..types.datum import Datum
+from ..types.forward_backward_output import ForwardBackwardOutput
+from ..types.futures import UntypedAPIFuture
+from ..types.losses import check_loss
+from ..types.model import GetInfoRequest, GetInfoResponse
+from ..types.optimizer import AdamParams, OptimParams, OptimParamsBase, OptimStepRequest, OptimStepResponse
+from ..types.rules import shown
+from ..types.weights import (
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    SaveWeightsExternalRequest,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsRequest,
+    SaveWeightsResponse,
+)
+from ..wire.headers import PROTOBUF
+from ..wire.jsonbody import encode
+from ..wire.passes import PassBody, PassRequest, estimate_bytes
+from ..wire.paths import check_name
+from ..wire.routes import Route, route
+from ..wire.zstd import compress
+from .future import Future, Progress
+from .polling import wait_for_result
+from .portal import portal
+from .retry_config import RetryConfig
+from .session import Session
+from .splitting import combine, split
+from .turns import Line, Turn
+
+if TYPE_CHECKING:
+    from .custom_loss import LossHandle
+    from .sampling import SamplingClient
+    from .telemetry import Telemetry
+
+__all__ = ["TrainingClient"]
+
+T = TypeVar("T")
+
+_PASS = route("forward_backward")
+_WORTH_A_THREAD = 64 * 1024  # encoding more than this is not done on an event loop
+_SMALL_RATE, _SMALL_RATE_STEPS = 2e-5, 20
+
+CustomLossFn = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
+
+
+class TrainingClient:
+    """Trains one model.
+
+    Calls are sent in the order in which they are made and return at once with a future; the next
+    call need not wait for the last one's result.
+    """
+
+    def __init__(self, holder: Session, model_seq_id: int, model_id: str) -> None:
+        self.holder = holder
+        self.model_id = model_id
+        self._model_seq_id = model_seq_id
+        self._line = Line()
+        self._gradients = 0  # passes since the last optimizer step
+        self._steps = 0
+        self._largest_rate = 0.0
+
+    def __repr__(self) -> str:
+        return f"TrainingClient(model_id={self.model_id!r})"
+
+    def get_console_url(self) -> str:
+        """The model's page in the hosted console."""
+        return training_run_url(self.model_id)
+
+    # ---- passes
+
+    def forward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """Compute logprobs and loss, without gradients."""
+        return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
+
+    async def forward_async(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """Compute logprobs and loss, without gradients."""
+        return await self._pass_async(data, loss_fn, loss_fn_config, forward_only=True)
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """Compute logprobs and loss, and add to the gradients."""
+        return self._pass(data, loss_fn, loss_fn_config)
+
+    async def forward_backward_async(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> Future[ForwardBackwardOutput]:
+        """Compute logprobs and loss, and add to the gradients."""
+        return await self._pass_async(data, loss_fn, loss_fn_config)
+
+    def _bodies(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        forward_only: bool,
+    ) -> list[PassBody]:
+        settings = self.holder.connection.known_settings
+        pieces = split(data, settings.fwdbwd_max_chunk_len, settings.fwdbwd_max_chunk_bytes_count)
+        return [
+            PassBody(PassRequest(self.model_id, 0, piece, loss_fn, config, forward_only))
+            for piece in pieces
+        ]
+
+    @staticmethod
+    def _check(data: Any, loss_fn: str, config: Mapping[str, float | str] | None) -> list[Datum]:
+        check_loss(loss_fn, config)
+        checked = list(data)
+        if not checked:
+            raise InvalidArgumentError("No data provided: data must hold at least one Datum")
+        for index, datum in enumerate(checked):
+            if not isinstance(datum, Datum):
+                raise InvalidArgumentError(f"data[{index}]: expected a Datum, got {shown(datum)}")
+        return checked
+
+    def _pass(
+        self,
+        data: list[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        *,
+        forward_only: bool = False,
+    ) -> Future[ForwardBackwardOutput]:
+        bodies = self._bodies(self._check(data, loss_fn, config), loss_fn, config, forward_only)
+        return self._start_pass(bodies, self._line.enter(), forward_only)
+
+    async def _pass_async(
+        self,
+        data: list[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        *,
+        forward_only: bool = False,
+    ) -> Future[ForwardBackwardOutput]:
+        checked = self._check(data, loss_fn, config)
+        turn = self._line.enter()
+        try:
+            if sum(map(estimate_bytes, checked)) > _WORTH_A_THREAD:
+                bodies = await asyncio.to_thread(self._bodies, checked, loss_fn, config, forward_only)
+            else:
+                bodies = self._bodies(checked, loss_fn, config, forward_only)
+        except BaseException:
+            turn.leave()
+            raise
+        return self._start_pass(bodies, turn, forward_only)
+
+    def _start_pass(
+        self, bodies: list[PassBody], turn: Turn, forward_only: bool
+    ) -> Future[ForwardBackwardOutput]:
+        if not forward_only:
+            self._gradients += 1
+        future: Future[ForwardBackwardOutput] = Future()
+        work = self._run_pass(bodies, turn, future.progress)
+        return portal().start(work, future=future, cleanup=turn.leave)
+
+    async def _run_pass(
+        self, bodies: list[PassBody], turn: Turn, progress: Progress
+    ) -> ForwardBackwardOutput:
+        await turn.come_up()
+        waits = await self._send_pass(bodies, progress)
+        turn.leave()
+        return await self._collect(waits)
+
+    async def _send_pass(
+        self, bodies: list[PassBody], progress: Progress
+    ) -> list[asyncio.Task[ForwardBackwardOutput]]:
+        """Send the pieces of one pass; each one's result is waited for by a task of its own.
+
+        In parallel, the first piece goes last, so that the server has them all when it starts.  A
+        piece that is rejected does not keep the others from being sent: numbers without a piece
+        would hold up everything after them.
+        """
+        settings = await self.holder.connection.settings()
+        numbers = self._line.numbers(len(bodies))
+        progress.stage = "sending"
+        pairs = list(zip(bodies, numbers, strict=True))
+        sent: dict[int, asyncio.Task[ForwardBackwardOutput]] = {}
+        failed: list[TinkerError] = []
+
+        async def send(body: PassBody, number: int) -> None:
+            if any(isinstance(error, APIConnectionError) for error in failed):
+                return  # the server is out of reach: nothing more will arrive
+            try:
+                sent[number] = await self._send_piece(
+                    body, number, progress, settings.proto_compress_fwdbwd
+                )
+            except TinkerError as error:
+                failed.append(error)
+
+        try:
+            if settings.parallel_fwdbwd_chunks and len(pairs) > 1:
+                await asyncio.gather(*(send(body, number) for body, number in pairs[1:]))
+                await send(*pairs[0])
+            else:
+                for body, number in pairs:
+                    await send(body, number)
+        except BaseException:
+            _drop(sent.values())
+            raise
+        if failed:
+            _drop(sent.values())
+            raise failed[0]
+        return [sent[number] for number in numbers]
+
+    async def _send_piece(
+        self, body: PassBody, number: int, progress: Progress, squeeze: bool
+    ) -> asyncio.Task[ForwardBackwardOutput]:
+        connection = self.holder.connection
+        headers = {"Content-Type": PROTOBUF}
+        payload: bytes | bytearray = body.numbered(number)
+        async with connection.shared.training_bytes.hold(len(payload)):
+            if squeeze:
+                headers["Content-Encoding"] = "zstd"
+                payload = await asyncio.to_thread(compress, bytes(payload))
+            ticket, seconds = await self._submit(_PASS, payload, headers)
+        connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
+        wait = wait_for_result(
+            connection, _PASS, ticket.request_id, progress=progress, submit_seconds=seconds
+        )
+        return asyncio.get_running_loop().create_task(wait)
+
+    @staticmethod
+    async def _collect(waits: list[asyncio.Task[ForwardBackwardOutput]]) -> ForwardBackwardOutput:
+        try:
+            return combine(await asyncio.gather(*waits))
+        finally:
+            _drop(waits)
+
+    async def _submit(
+        self, origin: Route, body: bytes | bytearray, headers: Mapping[str, str] | None = None
+    ) -> tuple[UntypedAPIFuture, float]:
+        connection = self.holder.connection
+        started = connection.clock.monotonic()
+        ticket: UntypedAPIFuture = await connection.caller.read(
+            UntypedAPIFuture, origin, body, headers=headers
+        )
+        return ticket, connection.clock.monotonic() - started
+
+    # ---- custom losses
+
+    def forward_backward_custom(
+        self,
+        data: list[Datum],
+        loss_fn: CustomLossFn | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> Future[ForwardBackwardOutput]:
+        """Train on a loss of your own: `loss_fn(data, logprobs)` returns the loss and metrics.
+
+        The loss runs here, in the calling thread, between a forward and a backward pass; the call
+        keeps its place in line until the backward pass is sent.
+        """
+        _check_loss_input(loss_type_input)
+        handle = self._handle(loss_fn)
+        if handle is not None and handle.loss_id is not None:
+            return self._pass(handle.inputs_of(data), "custom", {"loss_id": handle.loss_id})
+        function = handle.local() if handle is not None else loss_fn
+        checked = self._check(data, "cross_entropy", None)
+        prepared = forward_data(checked)
+        turn = self._line.enter()
+        try:
+            bodies = self._bodies(prepared, "cross_entropy", None, True)
+            output = portal().start(self._forward_in_turn(bodies, turn, Progress())).result()
+            result = evaluate(function, checked, output)
+            backward = self._bodies(backward_data(prepared, result.gradients), "cross_entropy", None, False)
+        except BaseException:
+            turn.leave()
+            raise
+        return self._start_custom(backward, turn, result)
+
+    async def forward_backward_custom_async(
+        self,
+        data: list[Datum],
+        loss_fn: CustomLossFn | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> Future[ForwardBackwardOutput]:
+        """Train on a loss of your own; it runs in this thread, between two passes."""
+        _check_loss_input(loss_type_input)
+        handle = self._handle(loss_fn)
+        if handle is not None and handle.loss_id is not None:
+            return await self._pass_async(handle.inputs_of(data), "custom", {"loss_id": handle.loss_id})
+        function = handle.local() if handle is not None else loss_fn
+        checked = self._check(data, "cross_entropy", None)
+        prepared = forward_data(checked)
+        turn = self._line.enter()
+        try:
+            bodies = await asyncio.to_thread(self._bodies, prepared, "cross_entropy", None, True)
+            output = await portal().start(self._forward_in_turn(bodies, turn, Progress()))
+            result = evaluate(function, checked, output)
+            backward = await asyncio.to_thread(
+                self._bodies, backward_data(prepared, result.gradients), "cross_entropy", None, False
+            )
+        except BaseException:
+            turn.leave()
+            raise
+        return self._start_custom(backward, turn, result)
+
+    def _handle(self, loss_fn: Any) -> LossHandle | None:
+        from .custom_loss import LossHandle
+
+        if not isinstance(loss_fn, LossHandle):
+            return None
+        if loss_fn.session_id != self.holder.known_id:
+            raise InvalidArgumentError(
+                f"loss_fn: this LossHandle belongs to session {loss_fn.session_id}, "
+                f"the model to {self.holder.known_id}; create the loss with the same ServiceClient"
+            )
+        return loss_fn
+
+    async def _forward_in_turn(
+        self, bodies: list[PassBody], turn: Turn, progress: Progress
+    ) -> ForwardBackwardOutput:
+        await turn.come_up()
+        return await self._collect(await self._send_pass(bodies, progress))
+
+    def _start_custom(
+        self, bodies: list[PassBody], turn: Turn, result: Any
+    ) -> Future[ForwardBackwardOutput]:
+        self._gradients += 1
+        future: Future[ForwardBackwardOutput] = Future()
+
+        async def run() -> ForwardBackwardOutput:
+            return merged(result, await self._run_pass(bodies, turn, future.progress))
+
+        return portal().start(run(), future=future, cleanup=turn.leave)
+
+    # ---- operations with a small JSON body
+
+    def _operate(self, origin: Route, make: Callable[[int], Any], read: Callable[[Any], T]) -> Future[T]:
+        turn = self._line.enter()
+        future: Future[T] = Future()
+        work = self._run(origin, make, read, turn, future.progress)
+        return portal().start(work, future=future, cleanup=turn.leave)
+
+    async def _run(
+        self,
+        origin: Route,
+        make: Callable[[int], Any],
+        read: Callable[[Any], T],
+        turn: Turn,
+        progress: Progress,
+    ) -> T:
+        connection = self.holder.connection
+        await turn.come_up()
+        (number,) = self._line.numbers()
+        progress.stage = "sending"
+        ticket, seconds = await self._submit(origin, encode(make(number)))
+        turn.leave()
+        result = await wait_for_result(
+            connection, origin, ticket.request_id, progress=progress, submit_seconds=seconds
+        )
+        return read(result)
+
+    def optim_step(
+        self, optim_params: OptimParams | None = None, *, adam_params: AdamParams | None = None
+    ) -> Future[OptimStepResponse]:
+        """Update the weights with the gradients added up since the last step."""
+        if optim_params is not None and adam_params is not None:
+            raise InvalidArgumentError("optim_step: give optim_params or adam_params, not both")
+        params = optim_params if optim_params is not None else adam_params
+        if not isinstance(params, (AdamParams, OptimParamsBase)):
+            raise TypeError(
+                f"optim_step: expected AdamParams or another optimizer's params, got {shown(params)}"
+            )
+        self._look_at_step(params)
+        held = params
+        return self._operate(
+            route("optim_step"),
+            lambda number: OptimStepRequest(optim_params=held, model_id=self.model_id, seq_id=number),
+            lambda result: result,
+        )
+
+    async def optim_step_async(
+        self, optim_params: OptimParams | None = None, *, adam_params: AdamParams | None = None
+    ) -> Future[OptimStepResponse]:
+        """Update the weights with the gradients added up since the last step."""
+        return self.optim_step(optim_params, adam_params=adam_params)
+
+    def _look_at_step(self, params: Any) -> None:
+        if self._gradients == 0:
+            notice("no-gradients", "optim_step() without a forward_backward() since the last one.")
+        self._gradients = 0
+        self._steps += 1
+        rate = float(getattr(params, "learning_rate", 0.0) or 0.0)
+        self._largest_rate = max(self._largest_rate, rate)
+        if self._steps == _SMALL_RATE_STEPS and self._largest_rate < _SMALL_RATE:
+            notice(
+                "small-learning-rate",
+                f"the learning rate has stayed below {_SMALL_RATE:g} for {self._steps} steps: that is a "
+                "rate for full fine-tuning; LoRA wants about ten times more (1e-4 to 5e-4).",
+            )
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> Future[SaveWeightsResponse]:
+        """Save weights and optimizer state, to go on training from."""
+        check_name(name)
+        return self._operate(
+            route("save_weights"),
+            lambda number: SaveWeightsRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=number,
+                ttl_seconds=ttl_seconds,
+                overwrite=overwrite,
+                user_metadata=user_metadata,
+            ),
+            lambda result: result,
+        )
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> Future[SaveWeightsResponse]:
+        """Save weights and optimizer state, to go on training from."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def _load(self, path: str, optimizer: bool, token: str | None) -> Future[LoadWeightsResponse]:
+        return self._operate(
+            route("load_weights"),
+            lambda number: LoadWeightsRequest(
+                model_id=self.model_id,
+                seq_id=number,
+                path=path,
+                optimizer=optimizer,
+                weights_access_token=token,
+            ),
+            lambda result: result,
+        )
+
+    def load_state(self, path: str, weights_access_token: str | None = None) -> Future[LoadWeightsResponse]:
+        """Load weights into this model (deprecated: create a client from the checkpoint instead)."""
+        _deprecated_load("load_state", "create_training_client_from_state")
+        return self._load(path, False, weights_access_token)
+
+    async def load_state_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> Future[LoadWeightsResponse]:
+        """Load weights into this model (deprecated: create a client from the checkpoint instead)."""
+        _deprecated_load("load_state_async", "create_training_client_from_state_async")
+        return self._load(path, False, weights_access_token)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> Future[LoadWeightsResponse]:
+        """Load weights and optimizer state (deprecated: create a client from the checkpoint instead)."""
+        _deprecated_load("load_state_with_optimizer", "create_training_client_from_state_with_optimizer")
+        return self._load(path, True, weights_access_token)
+
+    async def load_state_with_optimizer_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> Future[LoadWeightsResponse]:
+        """Load weights and optimizer state (deprecated: create a client from the checkpoint instead)."""
+        _deprecated_load(
+            "load_state_with_optimizer_async", "create_training_client_from_state_with_optimizer_async"
+        )
+        return self._load(path, True, weights_access_token)
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> Future[SaveWeightsForSamplerResponse]:
+        """Save weights under a name, to sample from; they never change afterwards."""
+        check_name(name)
+        return self._operate(
+            route("save_weights_for_sampler"),
+            lambda number: SaveWeightsForSamplerRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=number,
+                ttl_seconds=ttl_seconds,
+                user_metadata=user_metadata,
+            ),
+            lambda result: SaveWeightsForSamplerResponse(path=result.path, type=result.type),
+        )
+
+    async def save_weights_for_sampler_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> Future[SaveWeightsForSamplerResponse]:
+        """Save weights under a name, to sample from; they never change afterwards."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> Future[SaveWeightsExternalResponse]:
+        """Save weights in a format other tools read, to be downloaded."""
+        check_name(name)
+        return self._operate(
+            route("save_weights_external"),
+            lambda number: SaveWeightsExternalRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=number,
+                ttl_seconds=ttl_seconds,
+                age_encryption_recipients=age_encryption_recipients,
+            ),
+            lambda result: SaveWeightsExternalResponse(path=result.path, type=result.type),
+        )
+
+    async def save_weights_external_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> Future[SaveWeightsExternalResponse]:
+        """Save weights in a format other tools read, to be downloaded."""
+        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+
+    # ---- sampling from this model
+
+    def _ephemeral(self, retry_config: RetryConfig | None, stability: bool) -> Future[SamplingClient]:
+        from .sampling import SamplingClient
+
+        number_in_session = self.holder.next_sampler()
+        steps = self._steps
+
+        def read(result: Any) -> SamplingClient:
+            made = SamplingClient(
+                self.holder,
+                sampling_session_id=result.sampling_session_id,
+                retry_config=retry_config,
+                record_stability_info=stability,
+            )
+            made._trainer = (weakref.ref(self), steps)
+            return made
+
+        return self._operate(
+            route("save_weights_for_sampler"),
+            lambda number: SaveWeightsForSamplerRequest(
+                model_id=self.model_id, sampling_session_seq_id=number_in_session, seq_id=number
+            ),
+            read,
+        )
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Freeze the weights as they are now and return a client that samples from them."""
+        _ignored_name(name)
+        return self._ephemeral(retry_config, record_stability_info).result()
+
+    async def save_weights_and_get_sampling_client_async(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Freeze the weights as they are now and return a client that samples from them."""
+        _ignored_name(name)
+        return await self._ephemeral(retry_config, record_stability_info)
+
+    def create_sampling_client(
+        self,
+        model_path: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from saved sampler weights."""
+        from .sampling import SamplingClient
+
+        return SamplingClient.create(
+            self.holder,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        ).result()
+
+    async def create_sampling_client_async(
+        self,
+        model_path: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from saved sampler weights."""
+        from .sampling import SamplingClient
+
+        return await SamplingClient.create(
+            self.holder,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    # ---- about the model
+
+    async def _info(self) -> GetInfoResponse:
+        body = encode(GetInfoRequest(model_id=self.model_id))
+        answer: GetInfoResponse = await self.holder.connection.caller.read(
+            GetInfoResponse, route("get_info"), body
+        )
+        return answer
+
+    def get_info(self) -> GetInfoResponse:
+        """What the model is."""
+        return portal().start(self._info()).result()
+
+    async def get_info_async(self) -> GetInfoResponse:
+        """What the model is."""
+        return await portal().start(self._info())
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer; loaded once per process."""
+        from .tokenizers import tokenizer_for
+
+        data = self.get_info().model_data
+        return tokenizer_for(self.holder.connection, data.model_name or "", data.tokenizer_id)
+
+    async def get_tokenizer_async(self) -> Any:
+        """The model's tokenizer, loaded without blocking the event loop."""
+        from .tokenizers import tokenizer_for
+
+        data = (await self.get_info_async()).model_data
+        return await asyncio.to_thread(
+            tokenizer_for, self.holder.connection, data.model_name or "", data.tokenizer_id
+        )
+
+    def get_telemetry(self) -> Telemetry | None:
+        """What reports events to the server, unless it is off."""
+        return self.holder.telemetry
+
+
+def _drop(waits: Any) -> None:
+    for wait in waits:
+        wait.cancel()
+
+
+def _check_loss_input(loss_type_input: str | None) -> None:
+    if loss_type_input is None:
+        return
+    warnings.warn("loss_type_input is deprecated: leave it out", DeprecationWarning, stacklevel=3)
+    if loss_type_input != "logprobs":
+        raise InvalidArgumentError(f"loss_type_input: only 'logprobs' is possible, got {loss_type_input!r}")
+
+
+def _deprecated_load(name: str, instead: str) -> None:
+    warnings.warn(
+        f"TrainingClient.{name}() is deprecated: use ServiceClient.{instead}()",
+        FutureWarning,
+        stacklevel=3,
+    )
+
+
+def _ignored_name(name: str | None) -> None:
+    if name is not None:
+        warnings.warn(
+            "the name of an ephemeral sampler is ignored; use save_weights_for_sampler(name) to keep it",
+            DeprecationWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,86 @@
+"""A line per model: operations are sent in the order in which they were called.
+
+A place is taken in the caller's thread at call time.  Whoever leaves — sent, failed, rejected,
+cancelled, timed out — lets the next one go; a number on the wire is given only when sending begins,
+so an operation that never gets that far leaves no hole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+
+__all__ = ["Line", "Turn"]
+
+
+class Turn:
+    """A place in a line."""
+
+    __slots__ = ("_left", "_line", "_waiter")
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._left = False
+
+    async def come_up(self) -> None:
+        """Wait until everyone before has left."""
+        loop = asyncio.get_running_loop()
+        with self._line._lock:
+            if self._line._first() is self:
+                return
+            waiter = loop.create_future()
+            self._waiter = (loop, waiter)
+        await waiter
+
+    def leave(self) -> None:
+        """Give up the place; again is harmless."""
+        with self._line._lock:
+            if self._left:
+                return
+            self._left = True
+            upcoming = self._line._first()
+            woken = upcoming._waiter if upcoming is not None else None
+        if woken is not None:
+            loop, waiter = woken
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and the waiter with it
+                loop.call_soon_threadsafe(_wake, waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Line:
+    """The places of one model's operations, in order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: deque[Turn] = deque()
+        self._numbers = 0
+
+    def enter(self) -> Turn:
+        """Take the last place."""
+        turn = Turn(self)
+        with self._lock:
+            self._turns.append(turn)
+        return turn
+
+    def numbers(self, count: int = 1) -> list[int]:
+        """The next numbers on the wire, from 1; only whoever is first in line may ask."""
+        first = self._numbers + 1
+        self._numbers += count
+        return list(range(first, first + count))
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._first()
+            return len(self._turns)
+
+    def _first(self) -> Turn | None:
+        while self._turns and self._turns[0]._left:
+            self._turns.popleft()
+        return self._turns[0] if self._turns else None
