@@ -1,1 +1,45 @@
 """Fakes good enough to ship: what tests of code built on tinkex need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .exchange import FakeRequest, FakeResponse
+    from .fake_clock import FakeClock
+    from .fake_service import FakeService
+    from .faults import Fault
+    from .http_server import FakeServer
+    from .transports import AsgiTransport, HandlerTransport, ScriptedTransport, reply
+
+_TABLE = {
+    "AsgiTransport": ".transports",
+    "Call": ".calls",
+    "FakeClock": ".fake_clock",
+    "FakeRequest": ".exchange",
+    "FakeResponse": ".exchange",
+    "FakeServer": ".http_server",
+    "FakeService": ".fake_service",
+    "Fault": ".faults",
+    "HandlerTransport": ".transports",
+    "ScriptedTransport": ".transports",
+    "reply": ".transports",
+}
+
+__all__ = [
+    "AsgiTransport",
+    "Call",
+    "FakeClock",
+    "FakeRequest",
+    "FakeResponse",
+    "FakeServer",
+    "FakeService",
+    "Fault",
+    "HandlerTransport",
+    "ScriptedTransport",
+    "reply",
+]
+__getattr__, __dir__ = lazy_exports(__name__, _TABLE)

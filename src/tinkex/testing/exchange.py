@@ -1,0 +1,73 @@
+"""Requests and answers as the fakes see them, whether they came in process or over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..net.transport import Request
+from ..wire.headers import JSON
+from ..wire.jsonbody import encode
+
+__all__ = ["FakeRequest", "FakeResponse", "Problem", "json_response"]
+
+
+@dataclass(slots=True)
+class FakeRequest:
+    """One request; header names are lower case, the path has no query."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, request: Request) -> FakeRequest:
+        """What a transport was asked to send, taken apart."""
+        parts = urlsplit(request.url)
+        headers = {"host": parts.netloc.rpartition("@")[2]}
+        headers.update((name.lower(), value) for name, value in request.headers.items())
+        return cls(request.method, parts.path or "/", query_of(parts.query), headers, request.body or b"")
+
+
+def query_of(text: str) -> dict[str, str]:
+    """A query string as a dict; of a repeated name the last value counts."""
+    return dict(parse_qsl(text, keep_blank_values=True)) if text else {}
+
+
+@dataclass(slots=True)
+class FakeResponse:
+    """One answer, and how it travels: late, never, cut off, or in pieces."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+    delay: float = 0.0  # seconds before it is sent
+    hang: bool = False  # it is never sent, the connection stays open
+    drop: bool = False  # the connection is closed instead
+    chunks: Sequence[bytes] | None = field(default=None, repr=False)  # sent one by one, as a stream
+
+
+_JSON_HEADERS: Mapping[str, str] = {"content-type": JSON}
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> FakeResponse:
+    """An answer with a record, or JSON-ready data, as its body."""
+    known = {**_JSON_HEADERS, **headers} if headers else _JSON_HEADERS
+    return FakeResponse(status, known, encode(value))
+
+
+class Problem(Exception):
+    """A refusal: an HTTP status and a text for a person."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+    def response(self) -> FakeResponse:
+        """The refusal as an answer."""
+        return json_response({"detail": self.detail}, self.status)
