@@ -131,7 +131,8 @@ def record_values(model: type[pydantic.BaseModel]) -> st.SearchStrategy[dict[str
         return tensors()
     required, optional = {}, {}
     for name, field in model.model_fields.items():
-        held = _SPECIAL.get((model, name)) or values(field.annotation, field.metadata)
+        special = _SPECIAL.get((model, name))
+        held = values(field.annotation, field.metadata) if special is None else special
         (required if field.is_required() or _is_tag(field) else optional)[name] = held
     fixed = st.fixed_dictionaries(required, optional=optional)
     if model.model_config.get("extra") != "allow":

@@ -109,10 +109,17 @@ def _check_integers(array: Array, where: str) -> None:
 
 def _warn_if_lossy(array: Array, narrow: Array, where: str) -> None:
     if array.dtype.kind in "iu":
-        if array.size and (narrow.astype(np.float64) != array.astype(np.float64)).any():
+        if _digits_lost(array, narrow).any():
             _warn(f"{where}: {array.dtype.name} values beyond 2^24 lose digits as float32")
     elif (np.isinf(narrow) & np.isfinite(array)).any():
         _warn(f"{where}: {array.dtype.name} values beyond float32 become infinite")
+
+
+def _digits_lost(array: Array, narrow: Array) -> Array:
+    """Where casting back does not give the integer again; float64 could not tell beyond 2^53."""
+    inside = np.abs(narrow) < float(np.iinfo(array.dtype).max)
+    lost: Array = ~inside | (np.where(inside, narrow, 0).astype(array.dtype) != array)
+    return lost
 
 
 def _warn(text: str) -> None:
