@@ -72,7 +72,8 @@ class Route:
         """The path with its parameters filled in; colons stay as they are."""
         path = self.full_path
         for name, value in values.items():
-            if not isinstance(value, str) or not value or value.startswith("/") or ".." in value.split("/"):
+            unfit = not isinstance(value, str) or not value or value.startswith("/")
+            if unfit or {".", ".."} & set(value.split("/")):
                 raise InvalidArgumentError(f"{name}: {value!r} cannot stand in a path")
             if f"{{{name}:path}}" in path:
                 path = path.replace(f"{{{name}:path}}", quote(value, safe=":/=@+,~"))

@@ -33,7 +33,7 @@ def decompress(body: bytes, limit: int) -> bytes:
         size = zstandard.frame_content_size(body)
         if size > limit:
             raise BodyTooLarge(limit)
-        if size >= 0:
+        if size > 0:  # the library does not look past the header of a frame that says 0
             unpacker = zstandard.ZstdDecompressor(max_window_size=_WIDEST_WINDOW)
             return unpacker.decompress(body, allow_extra_data=False)
         return _stepwise(body, limit)
