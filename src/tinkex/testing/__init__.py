@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .asgi_transport import AsgiTransport
     from .calls import Call
-    from .exchange import FakeRequest, FakeResponse
+    from .exchange import FakeRequest, FakeResponse, reply
     from .fake_clock import FakeClock
     from .fake_service import FakeService
     from .faults import Fault
     from .http_server import FakeServer
-    from .transports import AsgiTransport, HandlerTransport, ScriptedTransport, reply
+    from .transports import HandlerTransport, ScriptedTransport
 
 _TABLE = {
-    "AsgiTransport": ".transports",
+    "AsgiTransport": ".asgi_transport",
     "Call": ".calls",
     "FakeClock": ".fake_clock",
     "FakeRequest": ".exchange",
@@ -26,7 +27,7 @@ _TABLE = {
     "Fault": ".faults",
     "HandlerTransport": ".transports",
     "ScriptedTransport": ".transports",
-    "reply": ".transports",
+    "reply": ".exchange",
 }
 
 __all__ = [

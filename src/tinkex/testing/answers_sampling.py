@@ -18,15 +18,14 @@ from ..types import (
 from ..types.sample_response import SampledSequence
 from ..wire import paths
 from ..wire.bodies import CompleteMetadataResponse
-from ..wire.headers import JSON, PROTOBUF
-from .exchange import FakeResponse, Problem, json_response
+from ..wire.headers import PROTOBUF
+from .exchange import JSON_HEADERS, FakeResponse, Problem, json_response
 from .fake_model import run_sample
 from .handlers import Answer, Ask, answers, ticket_reply
 from .state import Sampler, Session
 from .tickets import Completions, Ticket
 
 _BINARY_HEADERS = {"content-type": PROTOBUF}
-_JSON_HEADERS = {"content-type": JSON}
 
 
 # ---- sampling sessions
@@ -182,7 +181,7 @@ def _ended(ask: Ask, ticket: Ticket) -> FakeResponse:
     if ask.body.allow_metadata_only and len(body) >= service.large_result:
         return json_response(CompleteMetadataResponse(response_payload_size=len(body)))
     service.tickets.delivered(ticket)
-    return FakeResponse(200, _BINARY_HEADERS if binary else _JSON_HEADERS, body)
+    return FakeResponse(200, _BINARY_HEADERS if binary else JSON_HEADERS, body)
 
 
 @answers("retrieve_futures")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ..net.transport import Request
+from ..net.transport import Request, Response
 from ..wire.headers import JSON
 from ..wire.jsonbody import encode
 
-__all__ = ["FakeRequest", "FakeResponse", "Problem", "json_response"]
+__all__ = ["FakeRequest", "FakeResponse", "Problem", "json_response", "reply"]
 
 
 @dataclass(slots=True)
@@ -30,7 +30,9 @@ class FakeRequest:
         parts = urlsplit(request.url)
         headers = {"host": parts.netloc.rpartition("@")[2]}
         headers.update((name.lower(), value) for name, value in request.headers.items())
-        return cls(request.method, parts.path or "/", query_of(parts.query), headers, request.body or b"")
+        return cls(
+            request.method, parts.path or "/", query_of(parts.query), headers, bytes(request.body or b"")
+        )
 
 
 def query_of(text: str) -> dict[str, str]:
@@ -40,7 +42,7 @@ def query_of(text: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class FakeResponse:
-    """One answer, and how it travels: late, never, cut off, or in pieces."""
+    """One answer, and how it travels: late, never, cut short, or in pieces."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -48,16 +50,39 @@ class FakeResponse:
     delay: float = 0.0  # seconds before it is sent
     hang: bool = False  # it is never sent, the connection stays open
     drop: bool = False  # the connection is closed instead
-    chunks: Sequence[bytes] | None = field(default=None, repr=False)  # sent one by one, as a stream
+    cut: int | None = None  # the connection is closed after so many bytes of the body
+    chunks: Sequence[bytes] | None = field(default=None, repr=False)  # a body sent piece by piece
+    pace: float = 0.0  # seconds between two pieces
+
+    @property
+    def plain(self) -> bool:
+        """Whether it can simply be sent."""
+        return not (self.delay or self.hang or self.drop or self.cut is not None or self.chunks is not None)
 
 
-_JSON_HEADERS: Mapping[str, str] = {"content-type": JSON}
+JSON_HEADERS: Mapping[str, str] = {"content-type": JSON}
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> FakeResponse:
     """An answer with a record, or JSON-ready data, as its body."""
-    known = {**_JSON_HEADERS, **headers} if headers else _JSON_HEADERS
+    known = {**JSON_HEADERS, **headers} if headers else JSON_HEADERS
     return FakeResponse(status, known, encode(value))
+
+
+def reply(
+    json: Any = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+) -> Response:
+    """What a transport returns, for a script: JSON-ready data (records too), or raw bytes."""
+    known = {name.lower(): value for name, value in (headers or {}).items()}
+    if body is None:
+        body = encode({} if json is None else json)
+        known.setdefault("content-type", JSON)
+    known.setdefault("content-length", str(len(body)))
+    return Response(status, known, body)
 
 
 class Problem(Exception):

@@ -29,18 +29,26 @@ _DEFAULT_TOKENS = 16  # sampled when nobody says how many
 
 
 def _mixed(value: Any) -> Any:
-    """Scramble whole numbers (uint64 arrays) into 32 bits."""
-    value = ((value >> np.uint64(16)) ^ value) * np.uint64(0x45D9F3B) & np.uint64(_MASK)
-    value = ((value >> np.uint64(16)) ^ value) * np.uint64(0x45D9F3B) & np.uint64(_MASK)
-    return (value >> np.uint64(16)) ^ value
+    """Scramble an array of 32-bit numbers, in place."""
+    value ^= value >> 16
+    value *= np.uint32(0x7FEB352D)
+    value ^= value >> 15
+    value *= np.uint32(0x846CA68B)
+    value ^= value >> 16
+    return value
+
+
+def _bits(value: Array) -> Array:
+    """Whole numbers as 32-bit ones, whatever they were."""
+    return value.astype(np.int64, copy=False).astype(np.uint32)
 
 
 def logprobs(before: Array, tokens: Array, steps: int = 0) -> Array:
     """The logprob of each token after the one before it, float32."""
-    left = before.astype(np.uint64) & np.uint64(_MASK)
-    right = tokens.astype(np.uint64) & np.uint64(_MASK)
-    unit = _mixed(left * np.uint64(31) + right + np.uint64(7)).astype(np.float64) / 2**32
-    made: Array = (-(0.05 + 4.0 * unit) * _EASIER**steps).astype(np.float32)
+    mixed = _mixed(_bits(before) * np.uint32(0x9E3779B1) + _bits(tokens))
+    made: Array = mixed.astype(np.float32)
+    made *= np.float32(-4.0 * _EASIER**steps / 2**32)
+    made -= np.float32(0.05 * _EASIER**steps)
     return made
 
 
@@ -150,8 +158,8 @@ def _sequence(
     params = request.sampling_params
     length = _DEFAULT_TOKENS if params.max_tokens is None else params.max_tokens
     base = (seed * 0x9E3779B1 + number * 0x85EBCA6B) & _MASK
-    places = np.arange(length, dtype=np.uint64) + np.uint64(base)
-    tokens = (_mixed(places) % np.uint64(VOCABULARY)).astype(np.int32)
+    places = np.arange(base, base + length).astype(np.uint32)
+    tokens = (_mixed(places) % np.uint32(VOCABULARY)).astype(np.int32)
     stopped = params.max_tokens is None
     if isinstance(params.stop, list) and params.stop and isinstance(params.stop[0], int):
         ends = np.isin(tokens, params.stop).nonzero()[0]
@@ -226,10 +234,8 @@ def _alternatives(request: SampleRequest, prompt: Array, steps: int, seed: int) 
     if not k:
         return None
     before = prompt[:-1, None]
-    places = (before.astype(np.uint64) * np.uint64(64) + np.arange(k, dtype=np.uint64)) + np.uint64(
-        seed & _MASK
-    )
-    tokens = (_mixed(places) % np.uint64(VOCABULARY)).astype(np.int64)
+    places = _bits(before * 64 + np.arange(k) + (seed & _MASK))
+    tokens = (_mixed(places) % np.uint32(VOCABULARY)).astype(np.int64)
     return PromptAltTokens(
         TensorData.from_numpy(tokens), TensorData.from_numpy(logprobs(before, tokens, steps))
     )

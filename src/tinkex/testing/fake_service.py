@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from ..errors import InvalidArgumentError
@@ -398,7 +399,7 @@ def _spoil(answer: FakeResponse, fault: Fault) -> FakeResponse:
     if fault.replaces:
         return fault.response()
     headers = {**answer.headers, **{name.lower(): value for name, value in fault.headers.items()}}
-    return FakeResponse(answer.status, headers, answer.body, fault.delay)
+    return replace(answer, headers=headers, delay=fault.delay, cut=fault.cut)
 
 
 def _noted(answer: Reply, call: Call) -> Reply:

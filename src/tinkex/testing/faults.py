@@ -39,6 +39,7 @@ class Fault:
     delay: float = 0.0
     hang: bool = False
     drop: bool = False
+    cut: int | None = None
     after: bool = False
     fate: Fate | None = None
     then: Fault | None = None
@@ -82,7 +83,7 @@ class Fault:
         else:
             body = encode({"detail": f"injected {status}"} if self.body is None else self.body)
             headers.setdefault("content-type", "application/json")
-        return FakeResponse(status, headers, body, self.delay, self.hang, self.drop)
+        return FakeResponse(status, headers, body, self.delay, self.hang, self.drop, self.cut)
 
     def remove(self) -> None:
         """Stop striking."""
@@ -120,6 +121,7 @@ class Faults:
         delay: float = 0.0,
         hang: bool = False,
         drop: bool = False,
+        cut: int | None = None,
         after: bool = False,
         fail: tuple[str, str] | str | None = None,
         lose: bool = False,
@@ -130,7 +132,8 @@ class Faults:
         `when` picks them: the n-th from now on, or a function of the `Call`; `times` bounds how
         often.  What happens: `status`, `headers` and `body` (bytes, text, or JSON data) are sent
         instead of the answer, or the connection is closed (`drop`) or left open (`hang`), after
-        `delay` seconds; a delay alone only slows the true answer.  With `after=True` the service does
+        `delay` seconds.  A delay alone only slows the true answer, headers alone are added to it,
+        and `cut` closes the connection after so many bytes of its body.  With `after=True` the service does
         its work first and only the answer is lost.  `fail=("text", "user")` accepts the work but
         makes it end in that error; `lose=True` makes its result vanish (410).  When the fault is
         spent, `then` (another fault, or its arguments) takes its place.
@@ -143,7 +146,19 @@ class Faults:
             then = Faults().add(then.get("route", route), **{k: v for k, v in then.items() if k != "route"})
         routes = check_names(route, "*", "")
         fault = Fault(
-            routes, when, status, dict(headers or {}), body, times, delay, hang, drop, after, fate, then
+            routes,
+            when,
+            status,
+            dict(headers or {}),
+            body,
+            times,
+            delay,
+            hang,
+            drop,
+            cut,
+            after,
+            fate,
+            then,
         )
         fault._owner = self
         self._active.append(fault)

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..types import UntypedAPIFuture
+import msgspec
+
 from ..wire.routes import Route
-from .exchange import FakeRequest, FakeResponse
+from .exchange import JSON_HEADERS, FakeRequest, FakeResponse
 from .faults import Fate
 from .routing import check_names
 from .tickets import Ticket
@@ -56,11 +57,14 @@ def answers(*names: str) -> Callable[[H], H]:
     return register
 
 
-def ticket_reply(ticket: Ticket) -> UntypedAPIFuture:
+def ticket_reply(ticket: Ticket) -> FakeResponse:
     """What a client gets for accepted work."""
-    return UntypedAPIFuture.model_construct(
-        request_id=ticket.id, model_id=ticket.model_id, sample_sequence_ids=ticket.sequence_ids
-    )
+    known: dict[str, Any] = {"request_id": ticket.id}
+    if ticket.model_id is not None:
+        known["model_id"] = ticket.model_id
+    if ticket.sequence_ids is not None:
+        known["sample_sequence_ids"] = ticket.sequence_ids
+    return FakeResponse(200, JSON_HEADERS, msgspec.json.encode(known))
 
 
 Reply: TypeAlias = FakeResponse | Awaitable[FakeResponse]

@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             except Exception as error:
                 self._server.errors.append(error)
                 answer = Problem(500, f"{type(error).__name__}: {error}").response()
-            if isinstance(answer, FakeResponse) and not (answer.delay or answer.hang or answer.drop):
+            if isinstance(answer, FakeResponse) and answer.plain:
                 self._write(request, answer)
             else:
                 self._task = asyncio.ensure_future(self._later(request, answer))
@@ -202,6 +202,8 @@ class Connection(asyncio.Protocol):
                 await asyncio.Event().wait()
             if made.drop:
                 self.close()
+            elif made.cut is not None or made.chunks is not None:
+                await self._write_pieces(request, made)
             else:
                 self._write(request, made)
         except Exception as error:
@@ -214,17 +216,42 @@ class Connection(asyncio.Protocol):
     def _write(self, request: FakeRequest, answer: FakeResponse) -> None:
         if self._transport is None:
             return
-        if answer.chunks is not None or "transfer-encoding" in answer.headers:
-            self._transport.write(head_of(answer, None))
-            for piece in answer.chunks if answer.chunks is not None else [answer.body]:
-                if piece:
-                    self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            self._transport.write(b"0\r\n\r\n")
+        if "transfer-encoding" in answer.headers:
+            self._transport.write(head_of(answer, None) + chunk_of(answer.body) + b"0\r\n\r\n")
         else:
             self._transport.write(head_of(answer, len(answer.body)) + answer.body)
-        closing = request.headers.get("connection", "").lower() == "close"
-        if closing or answer.headers.get("connection", "").lower() == "close":
+        self._keep_or_close(request, answer)
+
+    async def _write_pieces(self, request: FakeRequest, answer: FakeResponse) -> None:
+        if self._transport is None:
+            return
+        whole = answer.chunks is None
+        self._transport.write(head_of(answer, len(answer.body) if whole else None))
+        left = answer.cut
+        for number, piece in enumerate(answer.chunks or [answer.body]):
+            if number:
+                await pause(self._server.service.clock, answer.pace)
+            if left is not None:
+                piece = piece[:left]
+                left -= len(piece)
+            if self._transport is not None:
+                self._transport.write(piece if whole else chunk_of(piece))
+        if self._transport is not None:
+            if answer.cut is not None:
+                self._transport.close()
+            elif not whole:
+                self._transport.write(b"0\r\n\r\n")
+        self._keep_or_close(request, answer)
+
+    def _keep_or_close(self, request: FakeRequest, answer: FakeResponse) -> None:
+        wishes = (request.headers.get("connection", ""), answer.headers.get("connection", ""))
+        if self._transport is not None and any(wish.lower() == "close" for wish in wishes):
             self._transport.close()
+
+
+def chunk_of(piece: bytes) -> bytes:
+    """One chunk of a chunked body; an empty one would end it, so it is left out."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
 
 
 class FakeServer:
@@ -274,14 +301,14 @@ class FakeServer:
         self._call(self.listen)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._loop is not None
         assert self._thread is not None
         self._call(self._finish)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        if self.errors:
+        if self.errors and kind is None:
             raise self.errors[0]
 
     async def _finish(self) -> None:

@@ -150,11 +150,11 @@ class Ticket:
         if self.completions is not None:
             if state == "done":
                 size = len(self.form(True))
-                end: FutureCompletion = FutureFinished(
+                end: FutureCompletion = FutureFinished.model_construct(
                     request_id=self.id, response_payload_uncompressed_size=size
                 )
             else:
-                end = FutureFailed(request_id=self.id)
+                end = FutureFailed.model_construct(request_id=self.id)
             self.completions.add(end)
 
     @property
