@@ -12,8 +12,22 @@ from ._version import __title__ as __title__
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import auth as auth
     from . import errors as errors
+    from . import losses as losses
     from . import types as types
+    from .client.admin import AdminClient as AdminClient
+    from .client.custom_loss import LossHandle as LossHandle
+    from .client.custom_loss import PerDatumLossFn as PerDatumLossFn
+    from .client.future import APIFuture as APIFuture
+    from .client.options import RequestOptions as RequestOptions
+    from .client.options import Timeout as Timeout
+    from .client.rest import RestClient as RestClient
+    from .client.retry_config import RetryConfig as RetryConfig
+    from .client.sampling import SamplingClient as SamplingClient
+    from .client.service import ServiceClient as ServiceClient
+    from .client.training import TrainingClient as TrainingClient
+    from .config import Config as Config
     from .errors import APIConnectionError as APIConnectionError
     from .errors import APIError as APIError
     from .errors import APIResponseValidationError as APIResponseValidationError
@@ -33,6 +47,10 @@ if TYPE_CHECKING:
     from .errors import RequestFailedError as RequestFailedError
     from .errors import TinkerError as TinkerError
     from .errors import UnprocessableEntityError as UnprocessableEntityError
+    from .net.events import Event as Event
+    from .net.events import context as context
+    from .net.trace import trace as trace
+    from .notices import TinkexWarning as TinkexWarning
     from .types import AdamOptimizerConfig as AdamOptimizerConfig
     from .types import AdamParams as AdamParams
     from .types import Checkpoint as Checkpoint
@@ -63,6 +81,19 @@ if TYPE_CHECKING:
     from .types import TrainingRun as TrainingRun
 
 _MODULES = {
+    "client.service": "ServiceClient",
+    "client.training": "TrainingClient",
+    "client.sampling": "SamplingClient",
+    "client.rest": "RestClient",
+    "client.admin": "AdminClient",
+    "client.future": "APIFuture",
+    "client.custom_loss": "LossHandle PerDatumLossFn",
+    "client.options": "RequestOptions Timeout",
+    "client.retry_config": "RetryConfig",
+    "net.events": "Event context",
+    "net.trace": "trace",
+    "notices": "TinkexWarning",
+    "config": "Config",
     "errors": """APIConnectionError APIError APIResponseValidationError APIStatusError
         APITimeoutError AuthenticationError BadRequestError BillingError ClientClosedError
         ConflictError ExperimentalWarning InternalServerError InvalidArgumentError NotFoundError
@@ -76,7 +107,7 @@ _MODULES = {
         TensorDtype TrainingRun""",
 }
 _TABLE = {name: f".{module}" for module, names in _MODULES.items() for name in names.split()}
-_TABLE |= {module: f".{module}:" for module in ("errors", "types")}
+_TABLE |= {module: f".{module}:" for module in ("auth", "errors", "losses", "types")}
 
 __all__ = sorted([*_TABLE, "__title__", "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 __getattr__, __dir__ = lazy_exports(__name__, _TABLE)

@@ -176,11 +176,13 @@ class ServiceClient:
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
         """The base models the server offers."""
-        return self._start(self._capabilities()).result()
+        answer: GetServerCapabilitiesResponse = self._start(self._capabilities()).result()
+        return answer
 
     async def get_server_capabilities_async(self) -> GetServerCapabilitiesResponse:
         """The base models the server offers."""
-        return await self._start(self._capabilities())
+        answer: GetServerCapabilitiesResponse = await self._start(self._capabilities())
+        return answer
 
     def _start(self, work: Any) -> Future[Any]:
         if self._closing is not None:
@@ -434,7 +436,7 @@ def _lora(
 ) -> LoraConfig:
     if not (train_mlp or train_attn or train_unembed):
         raise _NothingToTrain(
-            "create_lora_training_client: at least one of train_mlp, train_attn and train_unembed must be True"
+            "create_lora_training_client: one of train_mlp, train_attn and train_unembed must be True"
         )
     return LoraConfig(
         rank=rank, seed=seed, train_mlp=train_mlp, train_attn=train_attn, train_unembed=train_unembed

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..errors import APIConnectionError, InvalidArgumentError, TinkerError
-from ..losses.custom import backward_data, evaluate, forward_data, merged
+from ..errors import InvalidArgumentError
+from ..losses.custom import LossResult, backward_data, evaluate, forward_data, merged
 from ..notices import notice
 from ..types.console import training_run_url
 from ..types.datum import Datum
 from ..types.forward_backward_output import ForwardBackwardOutput
-from ..types.futures import UntypedAPIFuture
 from ..types.losses import check_loss
 from ..types.model import GetInfoRequest, GetInfoResponse
 from ..types.optimizer import AdamParams, OptimParams, OptimParamsBase, OptimStepRequest, OptimStepResponse
@@ -29,19 +28,16 @@ from ..types.weights import (
     SaveWeightsRequest,
     SaveWeightsResponse,
 )
-from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import encode
-from ..wire.passes import PassBody, PassRequest, estimate_bytes
+from ..wire.passes import PassBody, estimate_bytes
 from ..wire.paths import check_name
-from ..wire.routes import Route, route
-from ..wire.zstd import compress
-from .future import Future, Progress
-from .polling import wait_for_result
+from ..wire.routes import route
+from .future import Future
+from .model_line import ModelLine
 from .portal import portal
 from .retry_config import RetryConfig
 from .session import Session
-from .splitting import combine, split
-from .turns import Line, Turn
+from .turns import Turn
 
 if TYPE_CHECKING:
     from .custom_loss import LossHandle
@@ -70,7 +66,7 @@ class TrainingClient:
         self.holder = holder
         self.model_id = model_id
         self._model_seq_id = model_seq_id
-        self._line = Line()
+        self._line = ModelLine(holder, model_id)
         self._gradients = 0  # passes since the last optimizer step
         self._steps = 0
         self._largest_rate = 0.0
@@ -108,20 +104,6 @@ class TrainingClient:
         """Compute logprobs and loss, and add to the gradients."""
         return await self._pass_async(data, loss_fn, loss_fn_config)
 
-    def _bodies(
-        self,
-        data: Sequence[Datum],
-        loss_fn: str,
-        config: Mapping[str, float | str] | None,
-        forward_only: bool,
-    ) -> list[PassBody]:
-        settings = self.holder.connection.known_settings
-        pieces = split(data, settings.fwdbwd_max_chunk_len, settings.fwdbwd_max_chunk_bytes_count)
-        return [
-            PassBody(PassRequest(self.model_id, 0, piece, loss_fn, config, forward_only))
-            for piece in pieces
-        ]
-
     @staticmethod
     def _check(data: Any, loss_fn: str, config: Mapping[str, float | str] | None) -> list[Datum]:
         check_loss(loss_fn, config)
@@ -141,7 +123,7 @@ class TrainingClient:
         *,
         forward_only: bool = False,
     ) -> Future[ForwardBackwardOutput]:
-        bodies = self._bodies(self._check(data, loss_fn, config), loss_fn, config, forward_only)
+        bodies = self._line.bodies(self._check(data, loss_fn, config), loss_fn, config, forward_only)
         return self._start_pass(bodies, self._line.enter(), forward_only)
 
     async def _pass_async(
@@ -156,9 +138,9 @@ class TrainingClient:
         turn = self._line.enter()
         try:
             if sum(map(estimate_bytes, checked)) > _WORTH_A_THREAD:
-                bodies = await asyncio.to_thread(self._bodies, checked, loss_fn, config, forward_only)
+                bodies = await asyncio.to_thread(self._line.bodies, checked, loss_fn, config, forward_only)
             else:
-                bodies = self._bodies(checked, loss_fn, config, forward_only)
+                bodies = self._line.bodies(checked, loss_fn, config, forward_only)
         except BaseException:
             turn.leave()
             raise
@@ -169,92 +151,7 @@ class TrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         if not forward_only:
             self._gradients += 1
-        future: Future[ForwardBackwardOutput] = Future()
-        work = self._run_pass(bodies, turn, future.progress)
-        return portal().start(work, future=future, cleanup=turn.leave)
-
-    async def _run_pass(
-        self, bodies: list[PassBody], turn: Turn, progress: Progress
-    ) -> ForwardBackwardOutput:
-        await turn.come_up()
-        waits = await self._send_pass(bodies, progress)
-        turn.leave()
-        return await self._collect(waits)
-
-    async def _send_pass(
-        self, bodies: list[PassBody], progress: Progress
-    ) -> list[asyncio.Task[ForwardBackwardOutput]]:
-        """Send the pieces of one pass; each one's result is waited for by a task of its own.
-
-        In parallel, the first piece goes last, so that the server has them all when it starts.  A
-        piece that is rejected does not keep the others from being sent: numbers without a piece
-        would hold up everything after them.
-        """
-        settings = await self.holder.connection.settings()
-        numbers = self._line.numbers(len(bodies))
-        progress.stage = "sending"
-        pairs = list(zip(bodies, numbers, strict=True))
-        sent: dict[int, asyncio.Task[ForwardBackwardOutput]] = {}
-        failed: list[TinkerError] = []
-
-        async def send(body: PassBody, number: int) -> None:
-            if any(isinstance(error, APIConnectionError) for error in failed):
-                return  # the server is out of reach: nothing more will arrive
-            try:
-                sent[number] = await self._send_piece(
-                    body, number, progress, settings.proto_compress_fwdbwd
-                )
-            except TinkerError as error:
-                failed.append(error)
-
-        try:
-            if settings.parallel_fwdbwd_chunks and len(pairs) > 1:
-                await asyncio.gather(*(send(body, number) for body, number in pairs[1:]))
-                await send(*pairs[0])
-            else:
-                for body, number in pairs:
-                    await send(body, number)
-        except BaseException:
-            _drop(sent.values())
-            raise
-        if failed:
-            _drop(sent.values())
-            raise failed[0]
-        return [sent[number] for number in numbers]
-
-    async def _send_piece(
-        self, body: PassBody, number: int, progress: Progress, squeeze: bool
-    ) -> asyncio.Task[ForwardBackwardOutput]:
-        connection = self.holder.connection
-        headers = {"Content-Type": PROTOBUF}
-        payload: bytes | bytearray = body.numbered(number)
-        async with connection.shared.training_bytes.hold(len(payload)):
-            if squeeze:
-                headers["Content-Encoding"] = "zstd"
-                payload = await asyncio.to_thread(compress, bytes(payload))
-            ticket, seconds = await self._submit(_PASS, payload, headers)
-        connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
-        wait = wait_for_result(
-            connection, _PASS, ticket.request_id, progress=progress, submit_seconds=seconds
-        )
-        return asyncio.get_running_loop().create_task(wait)
-
-    @staticmethod
-    async def _collect(waits: list[asyncio.Task[ForwardBackwardOutput]]) -> ForwardBackwardOutput:
-        try:
-            return combine(await asyncio.gather(*waits))
-        finally:
-            _drop(waits)
-
-    async def _submit(
-        self, origin: Route, body: bytes | bytearray, headers: Mapping[str, str] | None = None
-    ) -> tuple[UntypedAPIFuture, float]:
-        connection = self.holder.connection
-        started = connection.clock.monotonic()
-        ticket: UntypedAPIFuture = await connection.caller.read(
-            UntypedAPIFuture, origin, body, headers=headers
-        )
-        return ticket, connection.clock.monotonic() - started
+        return self._line.start_pass(bodies, turn)
 
     # ---- custom losses
 
@@ -279,10 +176,12 @@ class TrainingClient:
         prepared = forward_data(checked)
         turn = self._line.enter()
         try:
-            bodies = self._bodies(prepared, "cross_entropy", None, True)
-            output = portal().start(self._forward_in_turn(bodies, turn, Progress())).result()
+            bodies = self._line.bodies(prepared, "cross_entropy", None, True)
+            output = self._line.start_in_turn(bodies, turn).result()
             result = evaluate(function, checked, output)
-            backward = self._bodies(backward_data(prepared, result.gradients), "cross_entropy", None, False)
+            backward = self._line.bodies(
+                backward_data(prepared, result.gradients), "cross_entropy", None, False
+            )
         except BaseException:
             turn.leave()
             raise
@@ -305,11 +204,11 @@ class TrainingClient:
         prepared = forward_data(checked)
         turn = self._line.enter()
         try:
-            bodies = await asyncio.to_thread(self._bodies, prepared, "cross_entropy", None, True)
-            output = await portal().start(self._forward_in_turn(bodies, turn, Progress()))
+            bodies = await asyncio.to_thread(self._line.bodies, prepared, "cross_entropy", None, True)
+            output = await self._line.start_in_turn(bodies, turn)
             result = evaluate(function, checked, output)
             backward = await asyncio.to_thread(
-                self._bodies, backward_data(prepared, result.gradients), "cross_entropy", None, False
+                self._line.bodies, backward_data(prepared, result.gradients), "cross_entropy", None, False
             )
         except BaseException:
             turn.leave()
@@ -328,49 +227,13 @@ class TrainingClient:
             )
         return loss_fn
 
-    async def _forward_in_turn(
-        self, bodies: list[PassBody], turn: Turn, progress: Progress
-    ) -> ForwardBackwardOutput:
-        await turn.come_up()
-        return await self._collect(await self._send_pass(bodies, progress))
-
     def _start_custom(
-        self, bodies: list[PassBody], turn: Turn, result: Any
+        self, bodies: list[PassBody], turn: Turn, result: LossResult
     ) -> Future[ForwardBackwardOutput]:
         self._gradients += 1
-        future: Future[ForwardBackwardOutput] = Future()
-
-        async def run() -> ForwardBackwardOutput:
-            return merged(result, await self._run_pass(bodies, turn, future.progress))
-
-        return portal().start(run(), future=future, cleanup=turn.leave)
+        return self._line.start_pass(bodies, turn, lambda output: merged(result, output))
 
     # ---- operations with a small JSON body
-
-    def _operate(self, origin: Route, make: Callable[[int], Any], read: Callable[[Any], T]) -> Future[T]:
-        turn = self._line.enter()
-        future: Future[T] = Future()
-        work = self._run(origin, make, read, turn, future.progress)
-        return portal().start(work, future=future, cleanup=turn.leave)
-
-    async def _run(
-        self,
-        origin: Route,
-        make: Callable[[int], Any],
-        read: Callable[[Any], T],
-        turn: Turn,
-        progress: Progress,
-    ) -> T:
-        connection = self.holder.connection
-        await turn.come_up()
-        (number,) = self._line.numbers()
-        progress.stage = "sending"
-        ticket, seconds = await self._submit(origin, encode(make(number)))
-        turn.leave()
-        result = await wait_for_result(
-            connection, origin, ticket.request_id, progress=progress, submit_seconds=seconds
-        )
-        return read(result)
 
     def optim_step(
         self, optim_params: OptimParams | None = None, *, adam_params: AdamParams | None = None
@@ -385,7 +248,7 @@ class TrainingClient:
             )
         self._look_at_step(params)
         held = params
-        return self._operate(
+        return self._line.operate(
             route("optim_step"),
             lambda number: OptimStepRequest(optim_params=held, model_id=self.model_id, seq_id=number),
             lambda result: result,
@@ -420,7 +283,7 @@ class TrainingClient:
     ) -> Future[SaveWeightsResponse]:
         """Save weights and optimizer state, to go on training from."""
         check_name(name)
-        return self._operate(
+        return self._line.operate(
             route("save_weights"),
             lambda number: SaveWeightsRequest(
                 model_id=self.model_id,
@@ -444,7 +307,7 @@ class TrainingClient:
         return self.save_state(name, ttl_seconds, overwrite, user_metadata)
 
     def _load(self, path: str, optimizer: bool, token: str | None) -> Future[LoadWeightsResponse]:
-        return self._operate(
+        return self._line.operate(
             route("load_weights"),
             lambda number: LoadWeightsRequest(
                 model_id=self.model_id,
@@ -492,7 +355,7 @@ class TrainingClient:
     ) -> Future[SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from; they never change afterwards."""
         check_name(name)
-        return self._operate(
+        return self._line.operate(
             route("save_weights_for_sampler"),
             lambda number: SaveWeightsForSamplerRequest(
                 model_id=self.model_id,
@@ -521,7 +384,7 @@ class TrainingClient:
     ) -> Future[SaveWeightsExternalResponse]:
         """Save weights in a format other tools read, to be downloaded."""
         check_name(name)
-        return self._operate(
+        return self._line.operate(
             route("save_weights_external"),
             lambda number: SaveWeightsExternalRequest(
                 model_id=self.model_id,
@@ -560,7 +423,7 @@ class TrainingClient:
             made._trainer = (weakref.ref(self), steps)
             return made
 
-        return self._operate(
+        return self._line.operate(
             route("save_weights_for_sampler"),
             lambda number: SaveWeightsForSamplerRequest(
                 model_id=self.model_id, sampling_session_seq_id=number_in_session, seq_id=number
@@ -656,11 +519,6 @@ class TrainingClient:
     def get_telemetry(self) -> Telemetry | None:
         """What reports events to the server, unless it is off."""
         return self.holder.telemetry
-
-
-def _drop(waits: Any) -> None:
-    for wait in waits:
-        wait.cancel()
 
 
 def _check_loss_input(loss_type_input: str | None) -> None:

@@ -1,0 +1,191 @@
+"""Sending one model's operations: in line, numbered when sent, each result waited for on its own.
+
+This module knows nothing of what an operation means to the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..errors import APIConnectionError, TinkerError
+from ..types.datum import Datum
+from ..types.forward_backward_output import ForwardBackwardOutput
+from ..types.futures import UntypedAPIFuture
+from ..wire.headers import PROTOBUF
+from ..wire.jsonbody import encode
+from ..wire.passes import PassBody, PassRequest
+from ..wire.routes import Route, route
+from ..wire.zstd import compress
+from .future import Future, Progress
+from .polling import wait_for_result
+from .portal import portal
+from .session import Session
+from .splitting import combine, split
+from .turns import Line, Turn
+
+__all__ = ["ModelLine"]
+
+T = TypeVar("T")
+
+_PASS = route("forward_backward")
+
+
+class ModelLine:
+    """One model's operations on their way to the server."""
+
+    def __init__(self, session: Session, model_id: str) -> None:
+        self.session, self.model_id = session, model_id
+        self._line = Line()
+
+    def enter(self) -> Turn:
+        """Take a place in line."""
+        return self._line.enter()
+
+    def bodies(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        forward_only: bool,
+    ) -> list[PassBody]:
+        """The requests of one pass, encoded; the arrays may change afterwards."""
+        settings = self.session.connection.known_settings
+        pieces = split(data, settings.fwdbwd_max_chunk_len, settings.fwdbwd_max_chunk_bytes_count)
+        return [
+            PassBody(PassRequest(self.model_id, 0, piece, loss_fn, config, forward_only))
+            for piece in pieces
+        ]
+
+    def start_pass(
+        self,
+        bodies: list[PassBody],
+        turn: Turn,
+        finish: Callable[[ForwardBackwardOutput], ForwardBackwardOutput] = lambda output: output,
+    ) -> Future[ForwardBackwardOutput]:
+        """Send a pass when its turn has come; `finish` is applied to its result."""
+        future: Future[ForwardBackwardOutput] = Future()
+
+        async def run() -> ForwardBackwardOutput:
+            await turn.come_up()
+            waits = await self._send_pass(bodies, future.progress)
+            turn.leave()
+            return finish(await self._collect(waits))
+
+        return portal().start(run(), future=future, cleanup=turn.leave)
+
+    def start_in_turn(self, bodies: list[PassBody], turn: Turn) -> Future[ForwardBackwardOutput]:
+        """Send a pass and keep the place in line, for what must follow it at once."""
+
+        async def run() -> ForwardBackwardOutput:
+            await turn.come_up()
+            return await self._collect(await self._send_pass(bodies, Progress()))
+
+        return portal().start(run())
+
+    async def _send_pass(
+        self, bodies: list[PassBody], progress: Progress
+    ) -> list[asyncio.Task[ForwardBackwardOutput]]:
+        """Send the pieces of one pass; each one's result is waited for by a task of its own.
+
+        In parallel, the first piece goes last, so that the server has them all when it starts.  A
+        piece that is rejected does not keep the others from being sent: numbers without a piece
+        would hold up everything after them.
+        """
+        settings = await self.session.connection.settings()
+        numbers = self._line.numbers(len(bodies))
+        progress.stage = "sending"
+        pairs = list(zip(bodies, numbers, strict=True))
+        sent: dict[int, asyncio.Task[ForwardBackwardOutput]] = {}
+        failed: list[TinkerError] = []
+
+        async def send(body: PassBody, number: int) -> None:
+            if any(isinstance(error, APIConnectionError) for error in failed):
+                return  # the server is out of reach: nothing more will arrive
+            try:
+                sent[number] = await self._send_piece(
+                    body, number, progress, settings.proto_compress_fwdbwd
+                )
+            except TinkerError as error:
+                failed.append(error)
+
+        try:
+            if settings.parallel_fwdbwd_chunks and len(pairs) > 1:
+                await asyncio.gather(*(send(body, number) for body, number in pairs[1:]))
+                await send(*pairs[0])
+            else:
+                for body, number in pairs:
+                    await send(body, number)
+        except BaseException:
+            _drop(sent.values())
+            raise
+        if failed:
+            _drop(sent.values())
+            raise failed[0]
+        return [sent[number] for number in numbers]
+
+    async def _send_piece(
+        self, body: PassBody, number: int, progress: Progress, squeeze: bool
+    ) -> asyncio.Task[ForwardBackwardOutput]:
+        connection = self.session.connection
+        headers = {"Content-Type": PROTOBUF}
+        payload: bytes | bytearray = body.numbered(number)
+        async with connection.shared.training_bytes.hold(len(payload)):
+            if squeeze:
+                headers["Content-Encoding"] = "zstd"
+                payload = await asyncio.to_thread(compress, bytes(payload))
+            ticket, seconds = await self._submit(_PASS, payload, headers)
+        connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
+        wait = wait_for_result(
+            connection, _PASS, ticket.request_id, progress=progress, submit_seconds=seconds
+        )
+        return asyncio.get_running_loop().create_task(wait)
+
+    @staticmethod
+    async def _collect(waits: list[asyncio.Task[ForwardBackwardOutput]]) -> ForwardBackwardOutput:
+        try:
+            return combine(await asyncio.gather(*waits))
+        finally:
+            _drop(waits)
+
+    async def _submit(
+        self, origin: Route, body: bytes | bytearray, headers: Mapping[str, str] | None = None
+    ) -> tuple[UntypedAPIFuture, float]:
+        connection = self.session.connection
+        started = connection.clock.monotonic()
+        ticket: UntypedAPIFuture = await connection.caller.read(
+            UntypedAPIFuture, origin, body, headers=headers
+        )
+        return ticket, connection.clock.monotonic() - started
+
+    def operate(self, origin: Route, make: Callable[[int], Any], read: Callable[[Any], T]) -> Future[T]:
+        """Send a small operation when its turn has come; `read` is applied to its result."""
+        turn = self._line.enter()
+        future: Future[T] = Future()
+        work = self._run(origin, make, read, turn, future.progress)
+        return portal().start(work, future=future, cleanup=turn.leave)
+
+    async def _run(
+        self,
+        origin: Route,
+        make: Callable[[int], Any],
+        read: Callable[[Any], T],
+        turn: Turn,
+        progress: Progress,
+    ) -> T:
+        connection = self.session.connection
+        await turn.come_up()
+        (number,) = self._line.numbers()
+        progress.stage = "sending"
+        ticket, seconds = await self._submit(origin, encode(make(number)))
+        turn.leave()
+        result = await wait_for_result(
+            connection, origin, ticket.request_id, progress=progress, submit_seconds=seconds
+        )
+        return read(result)
+
+
+def _drop(waits: Iterable[asyncio.Task[Any]]) -> None:
+    for wait in waits:
+        wait.cancel()

@@ -1,0 +1,269 @@
+"""Getting one sample: submitted under a number, throttled with everyone else, waited for, resubmitted
+when its result is lost.  All of it runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from typing import Any
+
+import msgspec
+
+from ..errors import (
+    APIStatusError,
+    PromiseExpiredError,
+    RateLimitError,
+    RequestFailedError,
+    StuckError,
+    TinkerError,
+    UnsupportedByServerError,
+)
+from ..net.caller import new_key, read_answer
+from ..net.limits import Gate
+from ..net.policy import BILLING_PAUSE, Operation, backoff, decide
+from ..types.futures import UntypedAPIFuture
+from ..types.sample_response import SampleResponse
+from ..types.sampling import JoinSamplingSessionRequest, JoinSamplingSessionResponse
+from ..wire.bodies import CancelFutureRequest
+from ..wire.headers import SAMPLING_BACKPRESSURE
+from ..wire.jsonbody import encode
+from ..wire.paths import CLONE_BLOCK
+from ..wire.routes import route
+from .future import Progress
+from .poller import Poller
+from .polling import wait_for_result
+from .portal import portal
+from .retry_config import RetryConfig
+from .session import Session
+
+__all__ = ["SampleRunner"]
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE = route("asample")
+_BACKPRESSURE = {SAMPLING_BACKPRESSURE: "1"}
+_encode = msgspec.json.Encoder().encode
+_SMALL_PROMPT = 128 * 1024
+_RESUBMITS = Operation("asample", seconds=3600.0, attempts=10, resubmits=True)
+
+
+class SampleRunner:
+    """The samples of one sampling session in this process."""
+
+    def __init__(
+        self, session: Session, sampling_session_id: str, retry_config: RetryConfig | None, shadow: bool
+    ) -> None:
+        self.session, self.sampling_session_id = session, sampling_session_id
+        self.retry_config = retry_config
+        self._shadow = shadow
+        self._generation = portal().generation
+        self._numbers = itertools.count()
+        self._clone = 0
+        self._joining: asyncio.Task[None] | None = None
+        self._poller: Poller | None = None
+        self._gate: Gate | None = None
+        self._progressed_at: float | None = None
+
+    async def run(self, form: dict[str, Any], progress: Progress) -> SampleResponse:
+        """Get one sample, however often it takes to ask."""
+        connection = self.session.connection
+        settings = await connection.settings()
+        await self._settle()
+        if self._gate is None:
+            limit = settings.sample_max_concurrent_requests
+            if self.retry_config is not None and self.retry_config.max_connections is not None:
+                limit = self.retry_config.max_connections
+            self._gate = Gate(limit)
+        config = self.retry_config or RetryConfig(
+            enable_stuck_detection=settings.sample_enable_stuck_detection,
+            enable_retry_logic=not settings.sample_no_retries,
+        )
+        clock = connection.clock
+        async with self._gate.hold():
+            started = clock.monotonic()
+            if self._progressed_at is None or self._gate.inside == 1:
+                self._progressed_at = started
+            attempt = 0
+            while True:
+                form["seq_id"] = next(self._numbers)
+                try:
+                    return await self._once(form, progress, config)
+                except (PromiseExpiredError, RequestFailedError) as error:
+                    decision = decide(
+                        error, _RESUBMITS, attempt, clock.monotonic() - started, clock.random()
+                    )
+                    if not decision.retry or not config.enable_retry_logic:
+                        raise
+                    connection.hooks.emit("retry", _SAMPLE.name, attempt=attempt, error=error)
+                    await clock.sleep(decision.delay)
+                    attempt += 1
+
+    async def _settle(self) -> None:
+        """A copy of a client in another process needs sample numbers of its own."""
+        if self._generation != portal().generation:
+            self._generation = portal().generation
+            self._shadow, self._clone = True, 0
+            self._poller = self._gate = self._joining = None
+        if not self._shadow or self._clone:
+            return
+        await self.session.id()  # this process must send heartbeats too
+        if self._joining is None:
+            self._joining = asyncio.get_running_loop().create_task(self._join())
+        await asyncio.shield(self._joining)
+
+    async def _join(self) -> None:
+        connection = self.session.connection
+        clone = secrets.randbelow(CLONE_BLOCK - 1) + 1
+        if connection.known_settings.sample_join_sampling_session:
+            body = encode(JoinSamplingSessionRequest(sampling_session_id=self.sampling_session_id))
+            answer: JoinSamplingSessionResponse = await connection.caller.read(
+                JoinSamplingSessionResponse, route("join_sampling_session"), body
+            )
+            clone = answer.client_counter
+        self._clone = clone
+        self._numbers = itertools.count(clone * CLONE_BLOCK)
+
+    async def _once(self, form: dict[str, Any], progress: Progress, config: RetryConfig) -> SampleResponse:
+        """Submit once and wait for the result."""
+        connection = self.session.connection
+        progress.stage = "sending"
+        ticket, seconds = await self._submit(form, config)
+        request_id = ticket.request_id
+        try:
+            response = await self._result(ticket, progress, seconds, config)
+        except asyncio.CancelledError:
+            if connection.dynamic.sample_cancel_enabled:
+                portal().spawn(self._cancel(request_id))
+            raise
+        self._progressed_at = connection.clock.monotonic()
+        _check_answer(form, response)
+        return response
+
+    async def _submit(self, form: dict[str, Any], config: RetryConfig) -> tuple[UntypedAPIFuture, float]:
+        """Get the request accepted; refusals for load pause everyone with this key."""
+        connection = self.session.connection
+        shared, clock = connection.shared, connection.clock
+        body = _encode(form)
+        operation = Operation(_SAMPLE.name, seconds=config.progress_timeout, attempts=10_000)
+        key = new_key()
+        started = clock.monotonic()
+        attempt = 0
+        while True:
+            await shared.sampling.enter()
+            accepted = False
+            try:
+                async with shared.sampling_bytes.hold(len(body)):
+                    sent = clock.monotonic()
+                    response = await connection.caller.once(
+                        _SAMPLE, body, headers=_BACKPRESSURE, key=key, attempt=attempt
+                    )
+                accepted = True
+                return read_answer(UntypedAPIFuture, response), clock.monotonic() - sent
+            except RateLimitError as error:
+                delay = error.retry_after
+                if delay is None:
+                    delay = backoff(0, clock.random(), 1.0 if len(body) <= _SMALL_PROMPT else 5.0)
+                shared.sampling.slow_down(delay)
+                connection.metrics.count("throttled.asample")
+                connection.hooks.emit("throttle", _SAMPLE.name, delay=delay, limit=shared.sampling.limit)
+                wait = 0.0
+            except TinkerError as error:
+                wait = await self._wait_after(error, operation, attempt, started)
+            finally:
+                shared.sampling.leave(accepted=accepted)
+            attempt += 1
+            self._check_stuck(config)
+            if wait:
+                await clock.sleep(wait)
+
+    async def _wait_after(
+        self, error: TinkerError, operation: Operation, attempt: int, started: float
+    ) -> float:
+        clock = self.session.connection.clock
+        elapsed = clock.monotonic() - started
+        if isinstance(error, APIStatusError) and error.status_code == 402:
+            window = self.session.connection.known_settings.billing_exception_max_pause_duration_sec
+            if elapsed > window:
+                raise error
+            logger.warning("sampling is paused: %s; trying again for up to %d s", error, window)
+            return BILLING_PAUSE
+        decision = decide(error, operation, attempt, elapsed, clock.random())
+        if not decision.retry:
+            raise error
+        self.session.connection.hooks.emit("retry", _SAMPLE.name, attempt=attempt, error=error)
+        if attempt in (2, 6) or (attempt > 6 and attempt % 6 == 0):
+            logger.warning(
+                "asample at %s: %s; trying again in %.1f s",
+                self.session.connection.config.base_url, decision.reason, decision.delay,
+            )  # fmt: skip
+        return decision.delay
+
+    async def _result(
+        self, ticket: UntypedAPIFuture, progress: Progress, seconds: float, config: RetryConfig
+    ) -> SampleResponse:
+        connection = self.session.connection
+        request_id = ticket.request_id
+        progress.stage, progress.request_id = "waiting", request_id
+        names = ticket.sample_sequence_ids
+
+        def check() -> None:
+            self._check_stuck(config, request_id, progress)
+
+        async def fetch(whole: bool) -> SampleResponse:
+            fetched: SampleResponse = await wait_for_result(
+                connection, _SAMPLE, request_id,
+                progress=progress, sequence_ids=names, submit_seconds=seconds, whole=whole, check=check,
+            )  # fmt: skip
+            return fetched
+
+        if not connection.known_settings.sample_use_retrieve_futures:
+            return await fetch(False)
+        if self._poller is None:
+            self._poller = Poller(connection, self.sampling_session_id, self._clone)
+        poller = self._poller
+        size = await poller.wait(request_id)
+        if size:
+            async with connection.shared.result_bytes.hold(size):
+                response = await fetch(True)
+        else:
+            response = await fetch(False)
+        poller.fetched(request_id)
+        return response
+
+    def _check_stuck(
+        self, config: RetryConfig, request_id: str | None = None, progress: Progress | None = None
+    ) -> None:
+        if not config.enable_stuck_detection or self._progressed_at is None:
+            return
+        quiet = self.session.connection.clock.monotonic() - self._progressed_at
+        if quiet > config.progress_timeout:
+            state = f"; queue {progress.queue_state}: {progress.queue_reason}" if progress else ""
+            raise StuckError(
+                message=f"No sample of {self.sampling_session_id} has come back for {quiet:.0f} s "
+                f"(progress_timeout={config.progress_timeout:g}); waiting for {request_id}{state}. "
+                "Requests appear to be stuck."
+            )
+
+    async def _cancel(self, request_id: str) -> None:
+        body = encode(CancelFutureRequest(request_id=request_id))
+        try:
+            await self.session.connection.caller.call(
+                route("cancel_future"), body, timeout=30.0, operation=Operation("cancel_future", 60.0, 5)
+            )
+        except TinkerError as error:
+            logger.info("the sample %s could not be cancelled: %s", request_id, error)
+
+
+def _check_answer(form: dict[str, Any], response: SampleResponse) -> None:
+    if form["prompt_alt_tokens_k"] and response.prompt_alt_tokens is None:
+        raise UnsupportedByServerError("the server ignored prompt_alt_tokens_k: it does not know it")
+    last_n = form.get("prompt_logprobs_last_n")
+    if last_n is not None and response.prompt_logprobs is not None:
+        scored = sum(value is not None for value in response.prompt_logprobs)
+        if scored > last_n:
+            raise UnsupportedByServerError(
+                f"the server ignored prompt_logprobs_last_n={last_n} and scored {scored} tokens"
+            )
