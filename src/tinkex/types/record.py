@@ -355,6 +355,15 @@ class Record(_Struct, Duck, metaclass=RecordMeta):
         """All field names: a record does not tell given values from defaults."""
         return set(self.__struct_fields__)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, with some fields replaced."""
+        made = super().model_copy(update=update, deep=deep)
+        if self.extra and not self.__open__:
+            made.__dict__["_extra"] = dict(self.extra)
+        return made
+
+    copy = model_copy
+
     @classmethod
     def model_construct(cls, **values: Any) -> Self:
         """Build without any check."""
@@ -376,9 +385,13 @@ class Record(_Struct, Duck, metaclass=RecordMeta):
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self._items()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return _rebuild, (type(self), values, dict(self.extra))
+
+    def __copy__(self) -> Self:
+        rebuild, parts = self.__reduce__()
+        return cast("Self", rebuild(*parts))
 
 
 class OpenRecord(Record):
