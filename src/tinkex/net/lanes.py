@@ -25,14 +25,18 @@ _GROUPS: dict[Lane, str] = {
 
 
 def make_transport(config: Config) -> Transport:
-    """The transport for a server: aiohttp on cleartext, HTTP/2 through pyqwest on TLS."""
+    """The transport for a server: HTTP/1.1 on cleartext, HTTP/2 on TLS, aiohttp through a proxy."""
     if config.base_url.startswith("https://"):
         from .pyqwest_transport import PyqwestTransport
 
         return PyqwestTransport(ca_file=config.ca_file, proxy=config.proxied)
-    from .aiohttp_transport import AiohttpTransport
+    if config.proxied is not None:
+        from .aiohttp_transport import AiohttpTransport
 
-    return AiohttpTransport(ca_file=config.ca_file, proxy=config.proxied)
+        return AiohttpTransport(ca_file=config.ca_file, proxy=config.proxied)
+    from .http1_transport import Http1Transport
+
+    return Http1Transport()
 
 
 class Lanes:

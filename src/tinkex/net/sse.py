@@ -18,47 +18,59 @@ class ServerEvent:
 
 
 class SseDecoder:
-    """Feed it bytes as they come; it gives back the events they complete."""
+    """Feed it bytes as they come; it gives back the events they complete.
+
+    What is held is at most one unfinished event; one of more than `longest` characters is refused.
+    """
 
     def __init__(self, longest: int = 64 * 2**20) -> None:
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
-        self._buffer = ""
+        self._line_so_far: list[str] = []
         self._after_cr = False
         self._first = True
         self._data: list[str] = []
         self._event = ""
         self._id: str | None = None
-        self._size = 0
+        self._size = 0  # characters of the unfinished event
         self._longest = longest
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
         """Take some bytes, return the events that are whole now."""
         text = self._text.decode(piece)
-        if self._first and text:
+        if not text:
+            return []
+        if self._first:
             text, self._first = text.removeprefix("\ufeff"), False
-        if self._after_cr and text:
+        if self._after_cr:
             # A line ended with CR at the end of the last piece; an LF now belongs to it.
             text, self._after_cr = text.removeprefix("\n"), False
-        if text.endswith("\r"):
-            self._after_cr = True
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        *lines, rest = (self._buffer + text).split("\n")
-        self._buffer = rest
-        self._size += len(text)
-        events = [event for line in lines if (event := self._line(line)) is not None]
-        if self._size > self._longest:
-            raise ValueError(f"an event is longer than {self._longest} characters")
+        self._after_cr = text.endswith("\r")
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        rest = lines.pop()
+        events = []
+        for line in lines:
+            event = self._line("".join([*self._line_so_far, line]))
+            self._line_so_far.clear()
+            if event is not None:
+                events.append(event)
+        if rest:
+            self._line_so_far.append(rest)
+            self._check(self._size + sum(map(len, self._line_so_far)))
         return events
+
+    def _check(self, size: int) -> None:
+        if size > self._longest:
+            raise ValueError(f"an event is longer than {self._longest} characters")
 
     def _line(self, line: str) -> ServerEvent | None:
         if not line:
             return self._dispatch()
-        if line.startswith(":"):
-            return None
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
+            self._size += len(value)
+            self._check(self._size)
         elif name == "event":
             self._event = value
         elif name == "id" and "\0" not in value:
@@ -67,7 +79,7 @@ class SseDecoder:
 
     def _dispatch(self) -> ServerEvent | None:
         data, event = self._data, self._event
-        self._data, self._event, self._size = [], "", len(self._buffer)
+        self._data, self._event, self._size = [], "", 0
         if not data:
             return None
         return ServerEvent("\n".join(data), event or "message", self._id)
