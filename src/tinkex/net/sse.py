@@ -31,7 +31,8 @@ class SseDecoder:
         self._data: list[str] = []
         self._event = ""
         self._id: str | None = None
-        self._size = 0  # characters of the unfinished event
+        self._size = 0  # characters of the unfinished event's data
+        self._partial = 0  # and of its unfinished line
         self._longest = longest
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
@@ -51,11 +52,13 @@ class SseDecoder:
         for line in lines:
             event = self._line("".join([*self._line_so_far, line]))
             self._line_so_far.clear()
+            self._partial = 0
             if event is not None:
                 events.append(event)
         if rest:
             self._line_so_far.append(rest)
-            self._check(self._size + sum(map(len, self._line_so_far)))
+            self._partial += len(rest)
+            self._check(self._size + self._partial)
         return events
 
     def _check(self, size: int) -> None:
