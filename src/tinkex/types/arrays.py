@@ -136,7 +136,9 @@ def token_array(value: Any, where: str) -> Array:
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind == "f" or array.dtype.kind == "b":
-        raise InvalidArgumentError(f"{where}: token ids must be integers, got dtype {array.dtype.name}")
+        raise InvalidArgumentError(
+            f"{where}: token ids must be integers, got dtype {array.dtype.name}: {shown(value)}"
+        )
     wrong = (array < INT32_MIN) | (array > INT32_MAX)
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])

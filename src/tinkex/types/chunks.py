@@ -106,7 +106,10 @@ class EncodedTextChunk(Frozen, Duck):
         try:
             return cls(**known)
         except InvalidArgumentError as problem:
-            raise Mismatch(str(problem)) from None
+            whole = _whole(tokens) if lenient else tokens
+            if whole is tokens:
+                raise Mismatch(str(problem)) from None
+        return cls(tokens=whole)
 
     @classmethod
     def __schema__(cls, definitions: Schema) -> Schema:
@@ -120,6 +123,16 @@ class EncodedTextChunk(Frozen, Duck):
             },
             "required": ["tokens"],
         }
+
+
+def _whole(tokens: Any) -> Any:
+    """Token ids that some JSON writer turned into floats, as integers again."""
+    if not isinstance(tokens, list) or not all(isinstance(token, (int, float)) for token in tokens):
+        return tokens
+    if any(isinstance(token, float) and not token.is_integer() for token in tokens):
+        return tokens
+    whole = [int(token) for token in tokens]
+    return whole if all(INT32_MIN <= token <= INT32_MAX for token in whole) else tokens
 
 
 def _old_image(value: Any) -> Any:

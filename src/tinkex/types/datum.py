@@ -74,8 +74,11 @@ class Datum:
             model_input = ModelInput.__take__(value["model_input"], lenient)
         except Mismatch as problem:
             raise problem.inside("model_input") from None
+        given = value.get("loss_fn_inputs") or {}
+        if not isinstance(given, Mapping):
+            raise Mismatch(f"expected a mapping, got {shown(given)}", "loss_fn_inputs")
         inputs = {}
-        for name, tensor in (value.get("loss_fn_inputs") or {}).items():
+        for name, tensor in given.items():
             try:
                 inputs[name] = TensorData.__take__(tensor, lenient)
             except Mismatch as problem:

@@ -74,6 +74,9 @@ class ForwardBackwardInput:
         config = value.get("loss_fn_config")
         if config is not None and not isinstance(config, Mapping):
             raise Mismatch(f"expected a mapping, got {shown(config)}", "loss_fn_config")
+        for key, item in (config or {}).items():
+            if not isinstance(item, (int, float, str)):
+                raise Mismatch(f"expected a number or text, got {shown(item)}", f"loss_fn_config[{key!r}]")
         return cls(data, value["loss_fn"], config)
 
     @classmethod

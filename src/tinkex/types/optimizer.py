@@ -80,7 +80,7 @@ class DimuonParams(OptimParamsBase):
 
 OptimizerConfig: TypeAlias = Annotated[
     AdamOptimizerConfig | DimuonOptimizerConfig | OptimizerConfigBase,
-    OneOf("type", unknown=OptimizerConfigBase),
+    OneOf("type", infer=lambda value: "adamw", unknown=OptimizerConfigBase),
 ]
 
 # Adam's settings have no `type`; any other family's have.

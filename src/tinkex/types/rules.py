@@ -311,6 +311,8 @@ class Choice(Rule):
         """Accept one of the options; a decoder also keeps a word it does not know."""
         if isinstance(value, Enum):
             value = value.value
+        if lenient and isinstance(value, float) and value.is_integer():
+            value = int(value)
         if value in self.options and type(value) in {type(option) for option in self.options}:
             return value
         if lenient and len(self.options) > 1 and isinstance(value, str):

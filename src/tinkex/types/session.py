@@ -131,7 +131,7 @@ class ClientSessionFinishInterrupted(Record):
 
 ClientSessionFinishReason: TypeAlias = Annotated[
     ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted,
-    _by_type,
+    OneOf("type", infer=lambda value: "success", unknown=UnknownVariant),
 ]
 
 
@@ -241,7 +241,10 @@ class UserSearchOwner(Record):
     __tag__ = "user"
 
 
-SearchOwner: TypeAlias = Annotated[OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner, OneOf("type")]
+SearchOwner: TypeAlias = Annotated[
+    OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner,
+    OneOf("type", infer=lambda value: "user" if value.get("owner_urns") else "own"),
+]
 
 ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"]
 
@@ -280,7 +283,7 @@ SessionStatusQuery: TypeAlias = Annotated[
     | CancelledSessionStatusQuery
     | FailedSessionStatusQuery
     | ClientFinishedSessionStatusQuery,
-    OneOf("type"),
+    OneOf("type", infer=lambda value: "client_finished" if value.get("reasons") else "active"),
 ]
 
 

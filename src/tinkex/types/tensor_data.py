@@ -50,6 +50,8 @@ class TensorData:
             # torch.from_numpy warns about memory it must not write to.
             array = array.copy()
         shape = _checked_shape(shape)
+        sparse_crow_indices = _checked_indices("sparse_crow_indices", sparse_crow_indices)
+        sparse_col_indices = _checked_indices("sparse_col_indices", sparse_col_indices)
         if sparse_crow_indices is not None or sparse_col_indices is not None:
             _check_csr(array, shape, sparse_crow_indices, sparse_col_indices)
         elif shape is not None and list(array.shape) != shape:
@@ -245,6 +247,19 @@ def _checked_shape(shape: Any) -> list[int] | None:
     raise InvalidArgumentError(
         f"TensorData.shape: {shown(shape)} is not a list of lengths (whole numbers, 0 or more)"
     )
+
+
+def _checked_indices(name: str, indices: Any) -> list[int] | None:
+    if indices is None:
+        return None
+    array = as_array(indices, f"TensorData.{name}")
+    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.trunc(array)).all()))
+    if array.ndim != 1 or not whole:
+        raise InvalidArgumentError(f"TensorData.{name}: {shown(indices)} is not a list of whole numbers")
+    if isinstance(indices, list) and array.dtype.kind == "i":
+        return indices
+    plain: list[int] = array.astype(np.int64).tolist()
+    return plain
 
 
 def _checked_pad(pad_value: Any) -> int:
