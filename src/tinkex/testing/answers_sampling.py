@@ -118,9 +118,11 @@ def _count(sequence: SampledSequence) -> int:
 
 
 def _sampler_for(ask: Ask, body: SampleRequest) -> Sampler:
-    if body.sampling_session_id is not None:
-        return ask.service.world.sampler(body.sampling_session_id, ask.owner)
     world = ask.service.world
+    if body.sampling_session_id is not None:
+        sampler = world.sampler(body.sampling_session_id, ask.owner)
+        world.session(sampler.session_id, ask.owner)
+        return sampler
     if body.model_path is not None:
         saved = world.checkpoint(body.model_path, ask.owner, ask.service.clock.now())
         return Sampler(body.model_path, "", ask.owner, saved.base_model, body.model_path, saved.steps)

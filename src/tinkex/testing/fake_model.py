@@ -157,7 +157,7 @@ def _sequence(
 ) -> SampledSequence:
     params = request.sampling_params
     length = _DEFAULT_TOKENS if params.max_tokens is None else params.max_tokens
-    base = (seed * 0x9E3779B1 + number * 0x85EBCA6B) & _MASK
+    base = (seed * 0x9E3779B1 + number * 0x85EBCA6B + 0x2545F491) & _MASK
     places = np.arange(base, base + length).astype(np.uint32)
     tokens = (_mixed(places) % np.uint32(VOCABULARY)).astype(np.int32)
     stopped = params.max_tokens is None

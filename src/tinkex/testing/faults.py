@@ -47,13 +47,14 @@ class Fault:
     used: int = 0  # calls it struck
     _owner: Faults | None = None
 
+    def concerns(self, call: Call) -> bool:
+        """Whether a call goes to one of its routes; it counts those."""
+        concerned = "*" in self.routes or call.route in self.routes
+        self.seen += concerned
+        return concerned
+
     def strikes(self, call: Call) -> bool:
-        """Whether this call is one to go wrong."""
-        if "*" not in self.routes and call.route not in self.routes:
-            return False
-        self.seen += 1
-        if self.times is not None and self.used >= self.times:
-            return False
+        """Whether this call of its routes is one to go wrong."""
         if isinstance(self.when, int):
             wanted = self.seen == self.when
         else:
@@ -165,15 +166,17 @@ class Faults:
         return fault
 
     def strike(self, call: Call) -> Fault | None:
-        """The fault that decides this call, if any."""
-        for position, fault in enumerate(self._active):
-            if fault.strikes(call):
-                if fault.over:
-                    self._replace(position, fault)
-                return fault
-        return None
+        """The fault that decides this call, if any; all that concern it count it."""
+        decided = None
+        for fault in list(self._active):
+            if fault.concerns(call) and decided is None and fault.strikes(call):
+                decided = fault
+            if fault.over:
+                self._replace(fault)
+        return decided
 
-    def _replace(self, position: int, spent: Fault) -> None:
+    def _replace(self, spent: Fault) -> None:
+        position = self._active.index(spent)
         if spent.then is None:
             del self._active[position]
         else:
