@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,5 +139,5 @@ def test_what_is_written_is_read(events: list[tuple[list[str], str]], end: str, 
         for lines, name in events
     ).encode()
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    pieces = [stream[left:right] for left, right in zip(places, places[1:], strict=False)]
+    pieces = [stream[left:right] for left, right in itertools.pairwise(places)]
     assert decoded(*pieces) == [ServerEvent("\n".join(lines), name or "message") for lines, name in events]

@@ -175,10 +175,14 @@ def test_samples_come_back_through_protobuf(response: types.SampleResponse):
 def test_samples_come_back_through_json(response: types.SampleResponse):
     names = [sequence.sequence_id for sequence in response.sequences]
     back = results.read_samples(jsonbody.parse(results.samples_to_json(response)), names)
-    mine, expected = _clean(back), _clean(response)
-    for sequence in expected[0]:
-        sequence[4] = None  # JSON has no top-k of sampled tokens
-    assert mine == expected
+    assert _clean(back) == _clean(response)
+    assert back.prompt_cache_hit_tokens == response.prompt_cache_hit_tokens
+    target, alternatives = response.target_prompt_logprobs, response.prompt_alt_tokens
+    assert target is None or target.equals(back.target_prompt_logprobs)
+    assert (alternatives is None) == (back.prompt_alt_tokens is None)
+    if alternatives is not None:
+        assert alternatives.tokens.equals(back.prompt_alt_tokens.tokens)
+        assert alternatives.logprobs.equals(back.prompt_alt_tokens.logprobs)
 
 
 def test_a_stop_reason_of_the_future_still_yields_tokens():

@@ -85,6 +85,22 @@ class CancelFutureRequest(Record):
     request_id: str
 
 
+class TokensEvent(Record):
+    """New tokens of one sequence of a streamed sample; `stop_reason` is set with its last ones."""
+
+    sequence: int = 0
+    tokens: list[int] = []
+    logprobs: list[float] | None = None
+    stop_reason: str | None = None
+
+
+class ErrorEvent(Record):
+    """A streamed sample failed; nothing follows."""
+
+    error: str
+    category: str = "unknown"
+
+
 class CompleteMetadataResponse(Record):
     """A large result is ready; ask again for the result itself."""
 

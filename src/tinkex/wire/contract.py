@@ -59,6 +59,11 @@ def _describe(route: Route, definitions: dict[str, Any]) -> dict[str, Any]:
             described[part] = {"protobuf": kind.__name__, "accepts": [PROTOBUF, JSON]}
         else:
             described[part] = Own(kind).schema(definitions)
+    if route.events is not None:
+        described["events"] = {
+            name: {"json": kind.__name__} if kind.__name__ in _BINARY else Own(kind).schema(definitions)
+            for name, kind in route.events.items()
+        }
     if route.name == "forward_backward":
         described["request"] = {"protobuf": "ForwardBackwardRequest", "json": described["request"]}
     return described

@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
+EVENT_STREAM = "text/event-stream"
 
 API_KEY = "X-API-Key"
 IDEMPOTENCY_KEY = "X-Idempotency-Key"

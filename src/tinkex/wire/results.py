@@ -16,7 +16,7 @@ from ..types.tensor_data import TensorData
 from ..types.topk_logprobs import topk_from_lists
 from .jsonbody import encode, tensor_form
 
-__all__ = ["output_to_json", "read_output", "read_samples", "samples_to_json"]
+__all__ = ["output_to_json", "read_output", "read_samples", "samples_form", "samples_to_json"]
 
 
 def output_to_json(output: ForwardBackwardOutput) -> bytes:
@@ -39,20 +39,36 @@ def _dense(tensor: TensorData) -> TensorData:
 
 def samples_to_json(response: SampleResponse) -> bytes:
     """A sampling result as JSON."""
+    return encode(samples_form(response))
+
+
+def samples_form(response: SampleResponse) -> dict[str, Any]:
+    """A sampling result as JSON-ready data; what old clients cannot ask for is left out if unset."""
     form: dict[str, Any] = {
         "type": "sample",
-        "sequences": [
-            {
-                "stop_reason": sequence.stop_reason,
-                "tokens": sequence.tokens,
-                "logprobs": sequence.logprobs,
-            }
-            for sequence in response.sequences
-        ],
+        "sequences": [_sequence_form(sequence) for sequence in response.sequences],
         "prompt_logprobs": response.prompt_logprobs,
         "topk_prompt_logprobs": response.topk_prompt_logprobs,
     }
-    return encode(form)
+    if response.target_prompt_logprobs is not None:
+        form["target_prompt_logprobs"] = response.target_prompt_logprobs
+    if response.prompt_cache_hit_tokens:
+        form["prompt_cache_hit_tokens"] = response.prompt_cache_hit_tokens
+    if response.prompt_alt_tokens is not None:
+        tokens, logprobs = response.prompt_alt_tokens.tokens, response.prompt_alt_tokens.logprobs
+        form["prompt_alt_tokens"] = {"tokens": tokens, "logprobs": logprobs}
+    return form
+
+
+def _sequence_form(sequence: SampledSequence) -> dict[str, Any]:
+    form: dict[str, Any] = {
+        "stop_reason": sequence.stop_reason,
+        "tokens": sequence.tokens,
+        "logprobs": sequence.logprobs,
+    }
+    if sequence.topk_logprobs is not None:
+        form["topk_logprobs"] = sequence.topk_logprobs
+    return form
 
 
 _UNREADABLE = (AttributeError, KeyError, OverflowError, TypeError, ValueError, Mismatch)
@@ -91,12 +107,17 @@ def read_samples(data: Any, sequence_ids: Sequence[str] | None = None) -> Sample
 def _samples(data: Mapping[str, Any], names: list[str]) -> SampleResponse:
     sequences = []
     for index, item in enumerate(data["sequences"]):
+        ranked = _pairs(item.get("topk_logprobs"))
         sequences.append(
             SampledSequence(
                 item.get("stop_reason", "stop"),
                 names[index] if index < len(names) else f"sequence-{index}",
                 np.asarray(item.get("tokens") or [], np.int32),
                 _floats(item.get("logprobs")),
+                None if ranked is None else topk_from_lists(ranked),
+                None,
+                None,
+                ranked,
             )
         )
     topk = _pairs(data.get("topk_prompt_logprobs"))

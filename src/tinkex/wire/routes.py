@@ -2,7 +2,7 @@
 
 The client builds requests from it, the server registers handlers from it, the contract document is
 made from it.  `kind` is "sync" (the response is the answer), "future" (the response is a ticket whose
-result is polled for) or "poll".
+result is polled for), "poll", or "stream" (the response is a stream of server-sent events).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PREFIX", "ROUTES", "Lane", "Route", "route"]
 
 PREFIX = "/api/v1"
 
-Kind = Literal["sync", "future", "poll"]
+Kind = Literal["sync", "future", "poll", "stream"]
 Lane = Literal["config", "auth", "session", "train", "sample", "poll", "poll_many", "rest", "telemetry"]
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
@@ -52,6 +52,7 @@ class Route:
     until: str | None = None
     reads: Any = None  # the record a server reads the body as, where it must be more tolerant
     summary: str = ""
+    events: Mapping[str, Any] | None = None  # the events of a stream, by name; the last is the result
 
     @property
     def full_path(self) -> str:
@@ -218,6 +219,12 @@ def _routes() -> Iterator[Route]:
         "asample", "POST", "/asample", "future", "sample",
         request=types.SampleRequest, response=ticket, result=SampleResponse,
         request_type="Sample", summary="Sample.",
+    )
+    yield Route(
+        "sample_stream", "POST", "/asample_stream", "stream", "sample",
+        request=types.SampleRequest, since="tinkex",
+        summary="Sample, and get the tokens as they come; the same seq_id on /asample is the same work.",
+        events={"tokens": bodies.TokensEvent, "done": SampleResponse, "error": bodies.ErrorEvent},
     )
     yield Route(
         "retrieve_future", "POST", "/retrieve_future", "poll", "poll",
