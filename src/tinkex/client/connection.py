@@ -49,7 +49,7 @@ class Shared:
         self.sampling_bytes = Gate(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
         self.training_bytes = Gate(ClientConfigResponse().fwdbwd_dispatch_bytes_semaphore_size)
         self.result_bytes = Gate(ClientConfigResponse().inflight_response_bytes_semaphore_size)
-        self.rest = Gate(32)
+        self.rest = Gate(8)
         weakref.finalize(self, _close_later, self.lanes, portal().generation)
 
     def apply(self, settings: ClientConfigResponse) -> None:
