@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._lazy import np
 from ..errors import InvalidArgumentError
@@ -62,9 +62,9 @@ def as_array(value: Any, where: str) -> Array:
             raise InvalidArgumentError(
                 f"{where}: must be a rectangular numeric array; ragged nested lists are not supported"
             ) from None
-    if array.dtype.name == "bfloat16":
-        array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
+        if array.dtype.name == "bfloat16":  # slow to ask, so only of a kind numpy does not know
+            return array.astype(np.float32)
         if array.dtype.kind == "O" and not is_numpy(value):
             raise InvalidArgumentError(
                 f"{where}: must be a rectangular numeric array within int64, got {shown(value)}"
@@ -75,7 +75,7 @@ def as_array(value: Any, where: str) -> Array:
     return array
 
 
-def wire_dtype(array: Array) -> str:
+def wire_dtype(array: Array) -> Literal["float32", "int64"]:
     """The wire dtype an array is sent as: float32 for floats, int64 for integers and bools."""
     return "float32" if array.dtype.kind == "f" else "int64"
 
@@ -139,10 +139,11 @@ def token_array(value: Any, where: str) -> Array:
         raise InvalidArgumentError(
             f"{where}: token ids must be integers, got dtype {array.dtype.name}: {shown(value)}"
         )
-    wrong = (array < INT32_MIN) | (array > INT32_MAX)
+    narrow: Array = array.astype(np.int32)
+    wrong = narrow != array
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])
         raise InvalidArgumentError(
             f"{where}[{index}]: {int(array[index])} is outside int32 ({INT32_MIN} to {INT32_MAX})"
         )
-    return array.astype(np.int32)
+    return narrow

@@ -45,10 +45,7 @@ class TensorData:
                 f"TensorData.dtype: {dtype!r} is not supported; use 'float32' or 'int64'"
             )
         array = as_array([] if data is None else data, "TensorData.data")
-        array = cast(array, dtype, "TensorData.data")
-        if not array.flags.writeable:
-            # torch.from_numpy warns about memory it must not write to.
-            array = array.copy()
+        array = _writable(cast(array, dtype, "TensorData.data"))
         shape = _checked_shape(shape)
         sparse_crow_indices = _checked_indices("sparse_crow_indices", sparse_crow_indices)
         sparse_col_indices = _checked_indices("sparse_col_indices", sparse_col_indices)
@@ -85,7 +82,8 @@ class TensorData:
         """Make one from a numpy array of any integer, float or bool dtype."""
         array = as_array(array, "TensorData.data")
         dtype = wire_dtype(array)
-        return cls(data=array, dtype=dtype, shape=list(array.shape))  # type: ignore[arg-type]
+        array = _writable(cast(array, dtype, "TensorData.data"))
+        return cls.wrap(array, dtype, list(array.shape))
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
@@ -226,6 +224,11 @@ def _from_json(data: Any) -> Any:
         return np.asarray(data, np.float64)
     except (TypeError, ValueError):
         return data  # the constructor says what is wrong with it
+
+
+def _writable(array: Array) -> Array:
+    """Copy read-only memory: torch.from_numpy warns about memory it must not write to."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _size(shape: list[int]) -> int:

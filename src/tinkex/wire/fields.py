@@ -6,6 +6,7 @@ it without copying what is inside; the one copy is the final join.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -15,6 +16,7 @@ _LENGTH_DELIMITED = 2
 _double = struct.Struct("<d").pack
 
 
+@functools.lru_cache(4096)
 def varint(value: int) -> bytes:
     """A whole number in base-128 form; negative ones take ten bytes, as int64 demands."""
     if 0 <= value < 128:
