@@ -316,6 +316,8 @@ def test_a16_odd_inputs_get_a_clear_answer_at_once(sdk: Any) -> None:
 def test_a17_tokens_for_other_accounts_travel_alike_in_both_forms(
     sdk: Any, service: FakeService, server: Any
 ) -> None:
+    assert service.config is not None
+    service.config = service.config.model_copy(update={"pjwt_auth_enabled": True})
     client = connect(sdk, server)
     trainer = client.create_lora_training_client("Qwen/Qwen3-8B", rank=8)
     path = trainer.save_state("a").result(HANG).path

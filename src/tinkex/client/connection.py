@@ -19,7 +19,7 @@ from ..errors import ClientClosedError, NotFoundError, TinkerError
 from ..net.auth import Auth
 from ..net.caller import Caller, read_answer
 from ..net.clock import Clock, SystemClock
-from ..net.credentials import CredentialStore
+from ..net.credentials import CredentialStore, is_jwt
 from ..net.events import Hooks
 from ..net.lanes import Lanes, make_transport
 from ..net.limits import Gate, Throttle
@@ -183,6 +183,12 @@ class Connection:
         response = await caller.once(route("auth_token"), b"{}", credential=raw)
         answer: AuthTokenResponse = read_answer(AuthTokenResponse, response)
         return answer.jwt
+
+    async def credential_of(self, token: str | None) -> str | None:
+        """Another account's credential as the server wants to see it; None is our own."""
+        if token is None or not (await self.settings()).pjwt_auth_enabled or is_jwt(token):
+            return token
+        return await self._exchange(token)
 
     async def refresh_dynamic(self) -> None:
         """Ask again for the settings that may change; failures keep what is known."""

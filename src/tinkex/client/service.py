@@ -188,7 +188,7 @@ class ServiceClient:
         if self._closing is not None:
             work.close()
             raise ClientClosedError("ServiceClient is closed")
-        return portal().start(work)
+        return self._session.start(work)
 
     # ---- training
 
@@ -340,10 +340,13 @@ class ServiceClient:
             )
             answer: LoadWeightsResponse = await self._ask("load_weights", request)
             return TrainingClient(self._session, number, answer.model_id or model_id_of(session_id, number))
+        # Another account's checkpoint is described to that account's credential.
         info: WeightsInfoResponse = await self._connection.caller.read(
-            WeightsInfoResponse, route("weights_info"), encode(WeightsInfoRequest(tinker_path=path)),
-            headers=_access(token),
-        )  # fmt: skip
+            WeightsInfoResponse,
+            route("weights_info"),
+            encode(WeightsInfoRequest(tinker_path=path)),
+            credential=await self._connection.credential_of(token),
+        )
         if not info.is_lora or info.lora_rank is None:
             raise InvalidArgumentError(f"{path} is not a LoRA checkpoint: it cannot be trained further")
         lora = LoraConfig(
@@ -445,12 +448,6 @@ def _lora(
 
 class _NothingToTrain(InvalidArgumentError, AssertionError):
     """No part of the model was chosen (an AssertionError in the official SDK)."""
-
-
-def _access(token: str | None) -> dict[str, str] | None:
-    from ..wire.headers import WEIGHTS_ACCESS_TOKEN
-
-    return {WEIGHTS_ACCESS_TOKEN: token} if token else None
 
 
 def _local_missing() -> TinkerError:

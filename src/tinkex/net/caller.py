@@ -20,6 +20,7 @@ from ..errors import (
     APIError,
     APIResponseValidationError,
     InvalidArgumentError,
+    RequestInfo,
     TinkerError,
 )
 from ..wire.headers import API_KEY, DEPRECATION_LEVEL, DEPRECATION_NOTE, IDEMPOTENCY_KEY, JSON
@@ -33,6 +34,7 @@ from .events import Hooks
 from .lanes import Lanes
 from .metrics import Metrics
 from .policy import Operation, decide
+from .redirects import MOST_REDIRECTS, redirected
 from .trace import trace_headers
 from .transport import Request, Response
 
@@ -90,6 +92,8 @@ class Caller:
         timeout: float | None = None,
         operation: Operation | None = None,
         key: str | None = None,
+        credential: str | None = None,
+        follow_redirects: bool = True,
     ) -> Response:
         """Send until it is accepted, refused for good, or the operation's budget is spent."""
         operation = operation or Operation(route.name, seconds=self.config.retry_seconds)
@@ -101,7 +105,7 @@ class Caller:
             try:
                 return await self.once(
                     route, body, headers=headers, path=path, query=query, timeout=timeout,
-                    key=key, attempt=attempt,
+                    key=key, attempt=attempt, credential=credential, follow_redirects=follow_redirects,
                 )  # fmt: skip
             except TinkerError as error:
                 now = self.clock.monotonic()
@@ -152,7 +156,7 @@ class Caller:
         if headers:
             sent.update(headers)
         request = Request(
-            route.method, url, sent, body, seconds, self.config.connect_timeout, stream, follow_redirects
+            route.method, url, sent, body, seconds, self.config.connect_timeout, stream, False
         )
         breaker = self._breaker(route)
         if breaker is not None:
@@ -160,6 +164,8 @@ class Caller:
         started = self.clock.monotonic()
         try:
             response = await self.lanes.send(route.lane, request)
+            if 300 <= response.status < 400 and follow_redirects:
+                response = await self._follow(route, request, response)
         except APIConnectionError:
             self.metrics.count(f"unreachable.{route.name}")
             if breaker is not None:
@@ -176,6 +182,17 @@ class Caller:
             self.metrics.count(f"status.{response.status}")
             raise await self._refusal(request, response, result)
         return response
+
+    async def _follow(self, route: Route, request: Request, response: Response) -> Response:
+        for _ in range(MOST_REDIRECTS):
+            onward = redirected(request, response)
+            if onward is None:
+                return response
+            if response.chunks is not None:
+                async for _piece in response.chunks:  # to its end, so that the connection is free again
+                    pass
+            request, response = onward, await self.lanes.send(route.lane, onward)
+        raise APIConnectionError(RequestInfo.of(request), "Connection error: too many redirects.")
 
     async def _refusal(self, request: Request, response: Response, result: bool) -> APIError:
         if response.chunks is not None:
