@@ -20,7 +20,6 @@ from ..wire.routes import Route, route
 from ..wire.zstd import compress
 from .future import Future, Progress
 from .polling import wait_for_result
-from .portal import portal
 from .session import Session
 from .splitting import combine, split
 from .turns import Line, Turn
@@ -73,7 +72,7 @@ class ModelLine:
             turn.leave()
             return finish(await self._collect(waits))
 
-        return portal().start(run(), future=future, cleanup=turn.leave)
+        return self.session.start(run(), future=future, cleanup=turn.leave)
 
     def start_in_turn(self, bodies: list[PassBody], turn: Turn) -> Future[ForwardBackwardOutput]:
         """Send a pass and keep the place in line, for what must follow it at once."""
@@ -82,7 +81,7 @@ class ModelLine:
             await turn.come_up()
             return await self._collect(await self._send_pass(bodies, Progress()))
 
-        return portal().start(run())
+        return self.session.start(run())
 
     async def _send_pass(
         self, bodies: list[PassBody], progress: Progress
@@ -164,7 +163,7 @@ class ModelLine:
         turn = self._line.enter()
         future: Future[T] = Future()
         work = self._run(origin, make, read, turn, future.progress)
-        return portal().start(work, future=future, cleanup=turn.leave)
+        return self.session.start(work, future=future, cleanup=turn.leave)
 
     async def _run(
         self,

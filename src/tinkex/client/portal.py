@@ -56,11 +56,15 @@ class Portal:
     def start(
         self, work: Coroutine[Any, Any, T], *, future: Future[T] | None = None,
         cleanup: Callable[[], None] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
     ) -> Future[T]:  # fmt: skip
-        """Run a coroutine; `cleanup` is called on the loop's thread whatever becomes of it."""
+        """Run a coroutine; `cleanup` is called on the loop's thread whatever becomes of it.
+
+        `on_error` is called there too, after the future has its error.
+        """
         future = Future[T]() if future is None else future
         held = contextvars.copy_context()
-        self.call(lambda: self._begin(work, future, held, cleanup))
+        self.call(lambda: self._begin(work, future, held, cleanup, on_error))
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -115,7 +119,7 @@ class Portal:
 
     def _begin(
         self, work: Coroutine[Any, Any, T], future: Future[T], held: contextvars.Context,
-        cleanup: Callable[[], None] | None,
+        cleanup: Callable[[], None] | None, on_error: Callable[[BaseException], object] | None,
     ) -> None:  # fmt: skip
         assert self._loop is not None
         assert self._thread is not None
@@ -136,7 +140,9 @@ class Portal:
             future._stop = None
             if cleanup is not None:
                 cleanup()
-            _settle(future, done)
+            error = _settle(future, done)
+            if error is not None and on_error is not None:
+                on_error(error)
 
         task.add_done_callback(ended)
 
@@ -171,14 +177,15 @@ async def _all(works: list[Coroutine[Any, Any, None]]) -> None:
     await asyncio.gather(*works, return_exceptions=True)
 
 
-def _settle(future: Future[T], done: asyncio.Task[T]) -> None:
+def _settle(future: Future[T], done: asyncio.Task[T]) -> BaseException | None:
+    """Hand over the outcome; returns the error the future's owner will see, if any."""
     if future.done():
         if not done.cancelled():
             done.exception()  # mark it as seen
-        return
+        return None
     if done.cancelled():
         future.cancel()
-        return
+        return None
     error = done.exception()
     try:
         if error is not None:
@@ -186,7 +193,8 @@ def _settle(future: Future[T], done: asyncio.Task[T]) -> None:
         else:
             future.set_result(done.result())
     except asyncio.InvalidStateError:  # cancelled by its owner in this very moment
-        pass
+        return None
+    return error
 
 
 _portal = Portal()

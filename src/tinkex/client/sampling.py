@@ -28,7 +28,6 @@ from ..wire.jsonbody import encode, wire_form
 from ..wire.paths import check_model_path
 from ..wire.routes import route
 from .future import Future
-from .portal import portal
 from .retry_config import RetryConfig
 from .sample_runner import SampleRunner
 from .session import Session
@@ -108,7 +107,7 @@ class SamplingClient:
                 record_stability_info=record_stability_info,
             )
 
-        return portal().start(run())
+        return holder.start(run())
 
     # ---- sampling
 
@@ -162,7 +161,7 @@ class SamplingClient:
             response = await self._runner.run(form, future.progress)
             return list(response.prompt_logprobs or [])
 
-        return portal().start(run(), future=future)
+        return self.holder.start(run(), future=future)
 
     async def compute_logprobs_async(
         self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
@@ -234,7 +233,7 @@ class SamplingClient:
 
     def _start(self, form: dict[str, Any]) -> Future[SampleResponse]:
         future: Future[SampleResponse] = Future()
-        return portal().start(self._runner.run(form, future.progress), future=future)
+        return self.holder.start(self._runner.run(form, future.progress), future=future)
 
     # ---- about the weights
 
@@ -246,11 +245,11 @@ class SamplingClient:
 
     def get_base_model(self) -> str:
         """The base model the weights belong to."""
-        return portal().start(self._sampler()).result().base_model
+        return self.holder.start(self._sampler()).result().base_model
 
     async def get_base_model_async(self) -> str:
         """The base model the weights belong to."""
-        return (await portal().start(self._sampler())).base_model
+        return (await self.holder.start(self._sampler())).base_model
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer; loaded once per process."""

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
 
 from .._version import SDK_VERSION
 from ..errors import APIStatusError, TinkerError
@@ -23,13 +24,13 @@ from ..wire.bodies import FinishSessionRequest
 from ..wire.jsonbody import encode
 from ..wire.routes import route
 from .connection import Connection
+from .future import Future
 from .portal import portal
-
-if TYPE_CHECKING:
-    from .telemetry import Telemetry
+from .telemetry import Telemetry
 
 __all__ = ["FinishStatus", "Session"]
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FinishStatus = Literal["success", "errored", "interrupted"]
@@ -58,7 +59,8 @@ class Session:
         self._samplers = itertools.count()
         self._losses = itertools.count()
         self.finished = False
-        self.telemetry: Telemetry | None = None
+        self.losses: dict[str, str] = {}  # names of the custom losses made here, by what they compute
+        self.telemetry = Telemetry(connection, session_id) if connection.config.telemetry else None
 
     @property
     def known_id(self) -> str | None:
@@ -76,6 +78,14 @@ class Session:
     def next_loss(self) -> int:
         """A number for a new custom loss."""
         return next(self._losses)
+
+    def start(
+        self, work: Coroutine[Any, Any, T], *, future: Future[T] | None = None,
+        cleanup: Callable[[], None] | None = None,
+    ) -> Future[T]:  # fmt: skip
+        """Run a coroutine for the user; an error that reaches them is reported to the server too."""
+        report = self.telemetry.report if self.telemetry is not None else None
+        return portal().start(work, future=future, cleanup=cleanup, on_error=report)
 
     async def id(self) -> str:
         """The session's id; opens it if need be, once."""
@@ -110,6 +120,8 @@ class Session:
             if text:
                 logger.log(level, "%s", text)
         self._id = answer.session_id
+        if self.telemetry is not None:
+            self.telemetry.session_started(answer.session_id)
         return answer.session_id
 
     # ---- heartbeats
@@ -147,6 +159,8 @@ class Session:
         _open.discard(self)
         if self._id is None or self.shadow:
             return
+        if self.telemetry is not None:
+            self.telemetry.session_ended()
         body = encode(FinishSessionRequest(reason=_REASONS[status], detail=detail))
         try:
             await self.connection.caller.once(
@@ -183,6 +197,10 @@ async def _beat(held: weakref.ref[Session], clock: Any) -> None:
 
 async def _goodbyes() -> None:
     """At the process's end: whoever forgot to close is finished as interrupted."""
-    await asyncio.gather(
-        *(session.finish("interrupted") for session in list(_open)), return_exceptions=True
-    )
+    await asyncio.gather(*(_goodbye(session) for session in list(_open)), return_exceptions=True)
+
+
+async def _goodbye(session: Session) -> None:
+    finished = session.finish("interrupted")
+    telemetry = session.telemetry
+    await asyncio.gather(finished, *([telemetry.drain()] if telemetry is not None else []))

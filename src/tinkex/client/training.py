@@ -34,7 +34,6 @@ from ..wire.paths import check_name
 from ..wire.routes import route
 from .future import Future
 from .model_line import ModelLine
-from .portal import portal
 from .retry_config import RetryConfig
 from .session import Session
 from .turns import Turn
@@ -494,11 +493,11 @@ class TrainingClient:
 
     def get_info(self) -> GetInfoResponse:
         """What the model is."""
-        return portal().start(self._info()).result()
+        return self.holder.start(self._info()).result()
 
     async def get_info_async(self) -> GetInfoResponse:
         """What the model is."""
-        return await portal().start(self._info())
+        return await self.holder.start(self._info())
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer; loaded once per process."""
