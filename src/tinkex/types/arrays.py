@@ -60,7 +60,8 @@ def as_array(value: Any, where: str) -> Array:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError):
             raise InvalidArgumentError(
-                f"{where}: must be a rectangular numeric array; ragged nested lists are not supported"
+                f"{where}: must be a rectangular numeric array; ragged nested lists are not supported, "
+                f"got {shown(value)}"
             ) from None
     if array.dtype.kind not in "fiub":
         if array.dtype.name == "bfloat16":  # slow to ask, so only of a kind numpy does not know
@@ -70,7 +71,8 @@ def as_array(value: Any, where: str) -> Array:
                 f"{where}: must be a rectangular numeric array within int64, got {shown(value)}"
             )
         raise InvalidArgumentError(
-            f"{where}: dtype {array.dtype.name} is not supported; use an integer, float or bool array"
+            f"{where}: dtype {array.dtype.name} is not supported; use an integer, float or bool array, "
+            f"got {shown(value)}"
         )
     return array
 
@@ -97,12 +99,17 @@ def cast(array: Array, dtype: str, where: str) -> Array:
 
 def _check_integers(array: Array, where: str) -> None:
     if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise InvalidArgumentError(f"{where}: NaN or infinity cannot be sent as int64")
+        finite = np.isfinite(array)
+        if not finite.all():
+            index = int(np.flatnonzero(~finite)[0])
+            raise InvalidArgumentError(
+                f"{where}[{index}]: NaN or infinity cannot be sent as int64, got {array.flat[index]}"
+            )
         if (array != np.trunc(array)).any():
             _warn(f"{where}: fractions are cut off by the cast from {array.dtype.name} to int64")
         if array.size and (np.abs(array).max() >= 2.0**63):
-            raise InvalidArgumentError(f"{where}: values beyond int64 cannot be sent")
+            largest = array.flat[int(np.abs(array).argmax())]
+            raise InvalidArgumentError(f"{where}: {largest} is beyond int64 (at most {INT64_MAX})")
     elif array.dtype == np.uint64 and array.size and int(array.max()) > INT64_MAX:
         raise InvalidArgumentError(f"{where}: {int(array.max())} is beyond int64 (at most {INT64_MAX})")
 

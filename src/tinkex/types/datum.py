@@ -116,6 +116,8 @@ class _HalfProvenance(InvalidArgumentError, AssertionError):
 
 def _tensor(name: str, value: Any) -> TensorData:
     where = f"Datum.loss_fn_inputs[{name!r}]"
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"{where}: the name of a loss input must be text, got {shown(name)}")
     if isinstance(value, TensorData):
         tensor = value
     elif is_torch(value):

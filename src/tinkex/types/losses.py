@@ -41,11 +41,20 @@ def check_loss(name: object, config: Mapping[str, float | str] | None = None) ->
         raise InvalidArgumentError(
             f"loss_fn: {shown(name)} is not a loss; use one of {', '.join(LOSS_NAMES)}{hint}"
         )
+    if config is not None and not isinstance(config, Mapping):
+        raise InvalidArgumentError(f"loss_fn_config: expected a mapping, got {shown(config)}")
     for key, value in (config or {}).items():
-        if not isinstance(key, str) or not isinstance(value, (int, float, str)):
+        if not isinstance(key, str):
+            raise InvalidArgumentError(f"loss_fn_config: names must be text, got {shown(key)}")
+        if not isinstance(value, str) and not _is_number(value):
             raise InvalidArgumentError(
                 f"loss_fn_config[{key!r}]: expected a number or text, got {shown(value)}"
             )
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is one number, of Python's, numpy's or torch's."""
+    return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
 
 
 @dataclass(frozen=True, slots=True)

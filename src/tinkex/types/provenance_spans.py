@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import InvalidArgumentError
+from .arrays import INT64_MAX
 
 __all__ = ["PromptProvenanceSpan", "ProvenanceSpans", "SampledProvenanceSpan"]
 
@@ -18,13 +19,15 @@ class _Span:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not self.sequence_id:
-            raise InvalidArgumentError(f"{name}.sequence_id: must not be empty")
+        if not isinstance(self.sequence_id, str) or not self.sequence_id:
+            raise InvalidArgumentError(
+                f"{name}.sequence_id: must be text and not empty, got {self.sequence_id!r}"
+            )
         for field in ("offset", "length"):
             value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT64_MAX:
                 raise InvalidArgumentError(
-                    f"{name}.{field}: must be a whole number, 0 or more, got {value!r}"
+                    f"{name}.{field}: must be a whole number, 0 or more and within int64, got {value!r}"
                 )
 
 

@@ -180,7 +180,7 @@ def refuse_unknown(owner: str, unknown: Iterable[str], known: Iterable[str]) -> 
         parts.append(f"{name!r}" + (f" (did you mean {near!r}?)" if near else ""))
     text = f"{owner} has no field {', '.join(parts)}; its fields are: {', '.join(known)}"
     if os.environ.get("TINKEX_UNKNOWN_ARGUMENTS", "").lower() == "warn":
-        warnings.warn(text, FutureWarning, stacklevel=4)
+        warnings.warn(text, FutureWarning, stacklevel=3)
         return
     raise UnknownArgumentError(text)
 

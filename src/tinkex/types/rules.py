@@ -291,7 +291,7 @@ class Blob(Rule):
             try:
                 return base64.b64decode(value, validate=True)
             except binascii.Error as problem:
-                raise Mismatch(f"is not base64 ({problem})") from None
+                raise Mismatch(f"is not base64 ({problem}), got {shown(value)}") from None
         raise Mismatch(f"expected bytes or base64 text, got {shown(value)}")
 
     def schema(self, definitions: Schema) -> Schema:

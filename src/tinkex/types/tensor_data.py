@@ -291,4 +291,6 @@ def _check_csr(
             f"pointer of {int(crow_array[-1])} must agree"
         )
     if col_array.size and not (0 <= int(col_array.min()) and int(col_array.max()) < columns):
-        raise InvalidArgumentError(f"TensorData.sparse_col_indices: must be from 0 to {columns - 1}")
+        raise InvalidArgumentError(
+            f"TensorData.sparse_col_indices: must be from 0 to {columns - 1}, got {shown(col)}"
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._lazy import np
 from ..errors import InvalidArgumentError
-from ..types.arrays import Array
+from ..types.arrays import INT32_MAX, INT32_MIN, Array
 from ..types.chunks import DmelChunk, EncodedTextChunk, ImageChunk
 from ..types.datum import Datum
 from ..types.forward_backward_output import ForwardBackwardOutput, LossFnOutput
@@ -32,8 +32,6 @@ __all__ = [
     "encode_request",
     "estimate_bytes",
 ]
-
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ def encode_request(request: PassRequest) -> bytes:
 
 
 def _check_seq_id(seq_id: int) -> None:
-    if not 0 <= seq_id <= _INT32_MAX:
-        raise InvalidArgumentError(f"seq_id: {seq_id} is outside 0 to {_INT32_MAX}")
+    if not 0 <= seq_id <= INT32_MAX:
+        raise InvalidArgumentError(f"seq_id: {seq_id} is outside 0 to {INT32_MAX}")
 
 
 class PassBody:
@@ -145,6 +143,11 @@ def _write_chunk(chunk: object, where: str) -> Writer:
         inner.data(1, tokens, tokens.nbytes)
         message.message(1, inner)
     elif isinstance(chunk, ImageChunk):
+            if not INT32_MIN <= chunk.expected_tokens <= INT32_MAX:
+                raise InvalidArgumentError(
+                    f"{where}.expected_tokens: {chunk.expected_tokens} is outside int32 "
+                    f"({INT32_MIN} to {INT32_MAX})"
+                )
         inner.data(1, chunk.data, len(chunk.data))
         inner.text(2, chunk.format)
         if chunk.expected_tokens is not None:
