@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ..types import (
@@ -15,10 +16,12 @@ from ..types import (
     SampleRequest,
     TryAgainResponse,
 )
-from ..types.sample_response import SampledSequence
+from ..types.sample_response import SampledSequence, SampleResponse
 from ..wire import paths
-from ..wire.bodies import CompleteMetadataResponse
-from ..wire.headers import PROTOBUF
+from ..wire.bodies import CompleteMetadataResponse, ErrorEvent, TokensEvent
+from ..wire.headers import EVENT_STREAM, PROTOBUF
+from ..wire.jsonbody import encode
+from ..wire.results import samples_form
 from .exchange import JSON_HEADERS, FakeResponse, Problem, json_response
 from .fake_model import run_sample
 from .handlers import Answer, Ask, answers, ticket_reply
@@ -82,6 +85,10 @@ def _get_sampler(ask: Ask) -> Answer:
 
 @answers("asample")
 def _sample(ask: Ask) -> Answer:
+    return ticket_reply(_sample_ticket(ask))
+
+
+def _sample_ticket(ask: Ask) -> Ticket:
     body, service = ask.body, ask.service
     assert isinstance(body, SampleRequest)
     sampler = _sampler_for(ask, body)
@@ -93,7 +100,7 @@ def _sample(ask: Ask) -> Answer:
         id = paths.sample_id(sampler.id, number)
     known = service.tickets.get(id)
     if known is not None:
-        return ticket_reply(known)
+        return known
     if body.num_samples < 1:
         raise Problem(400, f"num_samples: {body.num_samples} is below 1")
     service.check_context(sampler.base_model, body)
@@ -103,7 +110,47 @@ def _sample(ask: Ask) -> Answer:
     if service.sample_sequence_ids:
         ticket.sequence_ids = names
     service.run(ticket, lambda: _sampled(sampler, body, names))
-    return ticket_reply(ticket)
+    return ticket
+
+
+@answers("sample_stream")
+def _stream(ask: Ask) -> Answer:
+    ticket = _sample_ticket(ask)
+    return FakeResponse(
+        200, {"content-type": EVENT_STREAM}, chunks=_events(ask, ticket), pace=ask.service.stream_pace
+    )
+
+
+async def _events(ask: Ask, ticket: Ticket) -> AsyncIterator[bytes]:
+    """A sample as events: each token in turn, then the whole; a comment now and then while it waits."""
+    service = ask.service
+    while ticket.state == "pending":
+        if not await ticket.bell.listen(service.clock, service.hold):
+            yield b": waiting\n\n"
+    if ticket.state != "done":
+        error = ticket.error or f"request {ticket.id!r} is no longer known"
+        yield _event("error", ErrorEvent(error=error, category=ticket.category))
+        return
+    made: SampleResponse = ticket.result
+    for place in range(max(_count(sequence) for sequence in made.sequences)):
+        for number, sequence in enumerate(made.sequences):
+            if place < _count(sequence):
+                yield _event("tokens", _token(number, sequence, place))
+    yield _event("done", {**samples_form(made), "sample_sequence_ids": ticket.sequence_ids})
+
+
+def _token(number: int, sequence: SampledSequence, place: int) -> TokensEvent:
+    last = place == _count(sequence) - 1
+    return TokensEvent(
+        sequence=number,
+        tokens=sequence.tokens[place : place + 1],
+        logprobs=None if sequence.logprobs is None else sequence.logprobs[place : place + 1],
+        stop_reason=sequence.stop_reason if last else None,
+    )
+
+
+def _event(name: str, data: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(data))
 
 
 def _sampled(sampler: Sampler, body: SampleRequest, names: list[str]) -> Any:

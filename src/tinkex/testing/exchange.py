@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from ..net.clock import Clock
 from ..net.transport import Request, Response
 from ..wire.headers import JSON
 from ..wire.jsonbody import encode
+from .timers import pause
 
-__all__ = ["FakeRequest", "FakeResponse", "Problem", "json_response", "reply"]
+__all__ = [
+    "JSON_HEADERS",
+    "CutShort",
+    "FakeRequest",
+    "FakeResponse",
+    "Problem",
+    "json_response",
+    "pieces_of",
+    "query_of",
+    "reply",
+]
 
 
 @dataclass(slots=True)
@@ -51,13 +63,46 @@ class FakeResponse:
     hang: bool = False  # it is never sent, the connection stays open
     drop: bool = False  # the connection is closed instead
     cut: int | None = None  # the connection is closed after so many bytes of the body
-    chunks: Sequence[bytes] | None = field(default=None, repr=False)  # a body sent piece by piece
+    chunks: Iterable[bytes] | AsyncIterable[bytes] | None = field(
+        default=None, repr=False
+    )  # a streamed body
     pace: float = 0.0  # seconds between two pieces
 
     @property
     def plain(self) -> bool:
         """Whether it can simply be sent."""
         return not (self.delay or self.hang or self.drop or self.cut is not None or self.chunks is not None)
+
+
+class CutShort(Exception):
+    """The connection was closed in the middle of a body."""
+
+
+async def pieces_of(answer: FakeResponse, clock: Clock) -> AsyncIterator[bytes]:
+    """The body as it travels: piece by piece, at its pace, up to where it is cut."""
+    left = answer.cut
+    first = True
+    async for piece in _each([answer.body] if answer.chunks is None else answer.chunks):
+        if not first and answer.pace:
+            await pause(clock, answer.pace)
+        first = False
+        if left is not None and len(piece) >= left:
+            yield piece[:left]
+            raise CutShort
+        left = left if left is None else left - len(piece)
+        if piece:
+            yield piece
+    if left is not None:
+        raise CutShort
+
+
+async def _each(pieces: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(pieces, AsyncIterable):
+        async for piece in pieces:
+            yield piece
+    else:
+        for piece in pieces:
+            yield piece
 
 
 JSON_HEADERS: Mapping[str, str] = {"content-type": JSON}

@@ -96,6 +96,7 @@ class FakeService:
         self.without = check_names(without)
         self.record = record
         self.queue_state: tuple[QueueState, str | None] = ("active", None)
+        self.stream_pace = 0.0  # seconds between two events of a streamed sample
         self.session_messages: dict[str, str] = {}  # info_message, warning_message, error_message
 
         self.calls = Calls()

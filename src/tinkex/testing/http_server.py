@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..types import ClientConfigResponse, ClientDynamicConfigResponse
-from .exchange import FakeRequest, FakeResponse, Problem, query_of
+from .exchange import CutShort, FakeRequest, FakeResponse, Problem, pieces_of, query_of
 from .fake_service import FakeService
 from .handlers import Reply
 from .timers import pause
@@ -143,6 +143,8 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[FakeRequest] = deque()
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._room = asyncio.Event()  # the client takes what is sent
+        self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came."""
@@ -154,8 +156,17 @@ class Connection(asyncio.Protocol):
         """A client went; what it waited for is dropped."""
         self._server.connections.discard(self)
         self._transport = None
+        self._room.set()
         if self._task is not None:
             self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """The client goes on."""
+        self._room.set()
 
     def close(self) -> None:
         """Close the connection at once."""
@@ -227,20 +238,18 @@ class Connection(asyncio.Protocol):
             return
         whole = answer.chunks is None
         self._transport.write(head_of(answer, len(answer.body) if whole else None))
-        left = answer.cut
-        for number, piece in enumerate(answer.chunks or [answer.body]):
-            if number:
-                await pause(self._server.service.clock, answer.pace)
-            if left is not None:
-                piece = piece[:left]
-                left -= len(piece)
-            if self._transport is not None:
+        try:
+            async for piece in pieces_of(answer, self._server.service.clock):
+                await self._room.wait()
+                if self._transport is None:
+                    return
                 self._transport.write(piece if whole else chunk_of(piece))
-        if self._transport is not None:
-            if answer.cut is not None:
+        except CutShort:
+            if self._transport is not None:
                 self._transport.close()
-            elif not whole:
-                self._transport.write(b"0\r\n\r\n")
+            return
+        if self._transport is not None and not whole:
+            self._transport.write(b"0\r\n\r\n")
         self._keep_or_close(request, answer)
 
     def _keep_or_close(self, request: FakeRequest, answer: FakeResponse) -> None:

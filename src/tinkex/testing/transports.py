@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
@@ -14,7 +14,7 @@ from ..net.clock import Clock, SystemClock
 from ..net.transport import Request, Response
 from ..wire.zstd import decompress
 from .asgi_transport import AsgiTransport
-from .exchange import FakeRequest, FakeResponse, reply
+from .exchange import CutShort, FakeRequest, FakeResponse, pieces_of, reply
 from .timers import pause, within
 
 __all__ = ["AsgiTransport", "HandlerTransport", "ScriptedTransport", "reply"]
@@ -70,30 +70,23 @@ class HandlerTransport:
         if answer.drop or not self.online:
             raise APIConnectionError(request, "Connection reset.")
         headers = {name.lower(): value for name, value in answer.headers.items()}
-        pieces = [answer.body] if answer.chunks is None else list(answer.chunks)
         if "content-encoding" in headers:
-            pieces = [_unpacked(headers, b"".join(pieces))]
+            answer = replace(answer, body=_unpacked(headers, answer.body), chunks=None)
         if request.stream:
-            return Response(answer.status, headers, b"", self._stream(request, answer, pieces))
+            return Response(answer.status, headers, b"", self._stream(request, answer))
         if "transfer-encoding" not in headers and answer.chunks is None:
             headers["content-length"] = str(len(answer.body))
-        body = b"".join([piece async for piece in self._stream(request, answer, pieces)])
+        body = answer.body
+        if not answer.plain:
+            body = b"".join([piece async for piece in self._stream(request, answer)])
         return Response(answer.status, headers, body)
 
-    async def _stream(
-        self, request: Request, answer: FakeResponse, pieces: Sequence[bytes]
-    ) -> AsyncIterator[bytes]:
-        left = answer.cut
-        for number, piece in enumerate(pieces):
-            if number and answer.pace:
-                await pause(self.clock, answer.pace)
-            if left is not None:
-                piece = piece[:left]
-                left -= len(piece)
-            if piece:
+    async def _stream(self, request: Request, answer: FakeResponse) -> AsyncIterator[bytes]:
+        try:
+            async for piece in pieces_of(answer, self.clock):
                 yield piece
-        if left is not None:
-            raise APIConnectionError(request, "Connection reset in the middle of the answer.")
+        except CutShort:
+            raise APIConnectionError(request, "Connection reset in the middle of the answer.") from None
 
     async def close(self) -> None:
         """Refuse everything from now on."""
