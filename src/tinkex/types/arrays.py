@@ -84,8 +84,7 @@ def wire_dtype(array: Array) -> Literal["float32", "int64"]:
 
 def cast(array: Array, dtype: str, where: str) -> Array:
     """An array in a wire dtype, aliased when it has it already; a cast that loses values warns."""
-    target = np.dtype(dtype)
-    if array.dtype == target:
+    if array.dtype == dtype:
         return array
     if dtype == "int64":
         _check_integers(array, where)

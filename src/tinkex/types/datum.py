@@ -124,7 +124,7 @@ def _tensor(name: str, value: Any) -> TensorData:
         sparse = name in _SPARSE_WHEN_SMALLER and value.ndim == _MOST_DIMENSIONS
         tensor = TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
     elif is_numpy(value) or hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__"):
-        tensor = TensorData.from_numpy(as_array(value, where))
+        tensor = TensorData.of(value, where)
     elif isinstance(value, (list, tuple)):
         tensor = _from_list(name, value, where)
     else:

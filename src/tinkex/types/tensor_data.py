@@ -80,9 +80,14 @@ class TensorData:
     @classmethod
     def from_numpy(cls, array: npt.NDArray[Any]) -> TensorData:
         """Make one from a numpy array of any integer, float or bool dtype."""
-        array = as_array(array, "TensorData.data")
+        return cls.of(array, "TensorData.data")
+
+    @classmethod
+    def of(cls, value: Any, where: str) -> TensorData:
+        """Make one from anything array-like; `where` names it in a refusal or a warning."""
+        array = as_array(value, where)
         dtype = wire_dtype(array)
-        array = _writable(cast(array, dtype, "TensorData.data"))
+        array = _writable(cast(array, dtype, where))
         return cls.wrap(array, dtype, list(array.shape))
 
     @classmethod

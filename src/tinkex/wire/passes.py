@@ -18,7 +18,7 @@ from ..types.model_input import ModelInput
 from ..types.provenance_spans import PromptProvenanceSpan, ProvenanceSpans, SampledProvenanceSpan
 from ..types.tensor_data import TensorData, TensorDtype
 from .fields import Writer, varint
-from .tensors import dtype_name, from_message, take_buffer, write_tensor
+from .tensors import dtype_name, from_message, take_buffer, write_named
 
 if TYPE_CHECKING:
     from . import tinker_public_pb2 as pb
@@ -126,10 +126,7 @@ def _write_datum(datum: Datum, index: int) -> Writer:
     for position, chunk in enumerate(datum.model_input.chunks):
         message.message(1, _write_chunk(chunk, f"data[{index}].model_input.chunks[{position}]"))
     for name, tensor in datum.loss_fn_inputs.items():
-        entry = Writer()
-        entry.text(1, name)
-        entry.message(2, write_tensor(tensor))
-        message.message(2, entry)
+        write_named(message, 2, name, tensor)
     for number, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
         for span in spans or ():
             message.message(number, _write_span(span))
@@ -143,14 +140,14 @@ def _write_chunk(chunk: object, where: str) -> Writer:
         inner.data(1, tokens, tokens.nbytes)
         message.message(1, inner)
     elif isinstance(chunk, ImageChunk):
+        inner.data(1, chunk.data, len(chunk.data))
+        inner.text(2, chunk.format)
+        if chunk.expected_tokens is not None:
             if not INT32_MIN <= chunk.expected_tokens <= INT32_MAX:
                 raise InvalidArgumentError(
                     f"{where}.expected_tokens: {chunk.expected_tokens} is outside int32 "
                     f"({INT32_MIN} to {INT32_MAX})"
                 )
-        inner.data(1, chunk.data, len(chunk.data))
-        inner.text(2, chunk.format)
-        if chunk.expected_tokens is not None:
             inner.raw(b"\x18")
             inner.raw(varint(chunk.expected_tokens))
         message.message(2, inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import np
@@ -13,7 +14,7 @@ from .fields import Writer, varint
 if TYPE_CHECKING:
     from . import tinker_public_pb2 as pb
 
-__all__ = ["from_message", "take_buffer", "write_tensor"]
+__all__ = ["from_message", "take_buffer", "write_named", "write_tensor"]
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
 DTYPE_NUMBERS = {"float32": FLOAT32, "int64": INT64}
@@ -42,11 +43,46 @@ def write_tensor(tensor: TensorData) -> Writer:
             stored = np.asarray(indices, np.int64)
             csr.data(number, stored, stored.nbytes)
         message.message(2, csr)
-    message.integer(3, DTYPE_NUMBERS[tensor.dtype])
-    if tensor.shape:
-        packed = b"".join(map(varint, tensor.shape))
-        message.data(4, packed, len(packed))
+    message.raw(_tail(tensor.dtype, tuple(tensor.shape or ())))
     return message
+
+
+def _tail(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
+    message = Writer()
+    message.integer(3, DTYPE_NUMBERS[dtype])
+    if shape:
+        packed = b"".join(map(varint, shape))
+        message.data(4, packed, len(packed))
+    return message.bytes()
+
+
+def write_named(message: Writer, number: int, name: str, tensor: TensorData) -> None:
+    """An entry of a `map<string, Tensor>` field."""
+    array = np.ascontiguousarray(tensor._numpy)
+    if tensor.sparse_crow_indices is None and array.nbytes:
+        head, tail = _frame(number, name, tensor.dtype, array.nbytes, tuple(tensor.shape or ()))
+        message.parts += (head, array, tail)
+        message.length += len(head) + array.nbytes + len(tail)
+        return
+    entry = Writer()
+    entry.text(1, name)
+    entry.message(2, write_tensor(tensor))
+    message.message(number, entry)
+
+
+@functools.lru_cache(4096)
+def _frame(
+    number: int, name: str, dtype: TensorDtype, size: int, shape: tuple[int, ...]
+) -> tuple[bytes, bytes]:
+    """What stands before and after a dense tensor's own bytes; a batch has few different ones."""
+    tail = _tail(dtype, shape)
+    tensor, entry, message = Writer(), Writer(), Writer()
+    tensor.data(1, b"", size)
+    tensor.length += len(tail)
+    entry.text(1, name)
+    entry.message(2, tensor)
+    message.message(number, entry)
+    return message.bytes(), tail
 
 
 def dtype_name(number: int) -> TensorDtype:
