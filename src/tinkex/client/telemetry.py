@@ -94,7 +94,7 @@ class _Sender:
         """Send batch after batch until the queue is empty."""
         try:
             await _rest(clock, self.hurry, FLUSH_SECONDS)
-            while (found := _next_batch(held)) is not None:
+            while not self.refused and (found := _next_batch(held)) is not None:
                 await self._deliver(*found, clock)
         finally:
             # In the same step as the look into the queue: whoever puts something in later starts anew.

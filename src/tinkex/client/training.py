@@ -167,11 +167,9 @@ class TrainingClient:
         keeps its place in line until the backward pass is sent.
         """
         _check_loss_input(loss_type_input)
-        handle = self._handle(loss_fn)
-        if handle is not None and handle.loss_id is not None:
-            return self._pass(handle.inputs_of(data), "custom", {"loss_id": handle.loss_id})
-        function = handle.local() if handle is not None else loss_fn
-        checked = self._check(data, "cross_entropy", None)
+        checked, function, loss_id = self._custom(data, loss_fn)
+        if loss_id is not None:
+            return self._pass(checked, "custom", {"loss_id": loss_id})
         prepared = forward_data(checked)
         turn = self._line.enter()
         try:
@@ -195,11 +193,9 @@ class TrainingClient:
     ) -> Future[ForwardBackwardOutput]:
         """Train on a loss of your own; it runs in this thread, between two passes."""
         _check_loss_input(loss_type_input)
-        handle = self._handle(loss_fn)
-        if handle is not None and handle.loss_id is not None:
-            return await self._pass_async(handle.inputs_of(data), "custom", {"loss_id": handle.loss_id})
-        function = handle.local() if handle is not None else loss_fn
-        checked = self._check(data, "cross_entropy", None)
+        checked, function, loss_id = self._custom(data, loss_fn)
+        if loss_id is not None:
+            return await self._pass_async(checked, "custom", {"loss_id": loss_id})
         prepared = forward_data(checked)
         turn = self._line.enter()
         try:
@@ -214,17 +210,21 @@ class TrainingClient:
             raise
         return self._start_custom(backward, turn, result)
 
-    def _handle(self, loss_fn: Any) -> LossHandle | None:
+    def _custom(
+        self, data: Any, loss_fn: CustomLossFn | LossHandle
+    ) -> tuple[list[Datum], Callable[..., Any], str | None]:
+        """The examples, checked; the loss as a function; its id if the server runs it."""
         from .custom_loss import LossHandle
 
+        checked = self._check(data, "cross_entropy", None)
         if not isinstance(loss_fn, LossHandle):
-            return None
+            return checked, loss_fn, None
         if loss_fn.session_id != self.holder.known_id:
             raise InvalidArgumentError(
                 f"loss_fn: this LossHandle belongs to session {loss_fn.session_id}, "
                 f"the model to {self.holder.known_id}; create the loss with the same ServiceClient"
             )
-        return loss_fn
+        return loss_fn.inputs_of(checked), loss_fn.local(), loss_fn.loss_id
 
     def _start_custom(
         self, bodies: list[PassBody], turn: Turn, result: LossResult
