@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from ..errors import (
 from ..net.caller import new_key, read_answer
 from ..net.limits import Gate
 from ..net.policy import BILLING_PAUSE, Operation, backoff, decide
+from ..net.transport import Response
 from ..types.futures import UntypedAPIFuture
 from ..types.sample_response import SampleResponse
 from ..types.sampling import JoinSamplingSessionRequest, JoinSamplingSessionResponse
@@ -31,7 +33,7 @@ from ..wire.bodies import CancelFutureRequest
 from ..wire.headers import SAMPLING_BACKPRESSURE
 from ..wire.jsonbody import encode
 from ..wire.paths import CLONE_BLOCK
-from ..wire.routes import route
+from ..wire.routes import Route, route
 from .future import Progress
 from .poller import Poller
 from .polling import wait_for_result
@@ -39,7 +41,7 @@ from .portal import portal
 from .retry_config import RetryConfig
 from .session import Session
 
-__all__ = ["SampleRunner"]
+__all__ = ["SampleRunner", "check_answer"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +68,11 @@ class SampleRunner:
         self._poller: Poller | None = None
         self._gate: Gate | None = None
         self._progressed_at: float | None = None
+        self.streams = True  # until the server turns out not to know how
 
-    async def run(self, form: dict[str, Any], progress: Progress) -> SampleResponse:
-        """Get one sample, however often it takes to ask."""
-        connection = self.session.connection
-        settings = await connection.settings()
+    async def ready(self) -> tuple[Gate, RetryConfig]:
+        """Learn the server's settings, join the session; returns what limits and guides a sample."""
+        settings = await self.session.connection.settings()
         await self._settle()
         if self._gate is None:
             limit = settings.sample_max_concurrent_requests
@@ -81,14 +83,31 @@ class SampleRunner:
             enable_stuck_detection=settings.sample_enable_stuck_detection,
             enable_retry_logic=not settings.sample_no_retries,
         )
+        return self._gate, config
+
+    def next_number(self) -> int:
+        """The number of the next sample; only after `ready`."""
+        return next(self._numbers)
+
+    def progressed(self) -> None:
+        """Something came back."""
+        self._progressed_at = self.session.connection.clock.monotonic()
+
+    async def run(
+        self, form: dict[str, Any], progress: Progress, number: int | None = None
+    ) -> SampleResponse:
+        """Get one sample, however often it takes to ask; `number` is the first to ask under."""
+        gate, config = await self.ready()
+        connection = self.session.connection
         clock = connection.clock
-        async with self._gate.hold():
+        async with gate.hold():
             started = clock.monotonic()
-            if self._progressed_at is None or self._gate.inside == 1:
+            if self._progressed_at is None or gate.inside == 1:
                 self._progressed_at = started
             attempt = 0
             while True:
-                form["seq_id"] = next(self._numbers)
+                form["seq_id"] = next(self._numbers) if number is None else number
+                number = None
                 try:
                     return await self._once(form, progress, config)
                 except (PromiseExpiredError, RequestFailedError) as error:
@@ -138,16 +157,32 @@ class SampleRunner:
             if connection.dynamic.sample_cancel_enabled:
                 portal().spawn(self._cancel(request_id))
             raise
-        self._progressed_at = connection.clock.monotonic()
-        _check_answer(form, response)
+        self.progressed()
+        check_answer(form, response)
         return response
 
     async def _submit(self, form: dict[str, Any], config: RetryConfig) -> tuple[UntypedAPIFuture, float]:
-        """Get the request accepted; refusals for load pause everyone with this key."""
+        response, seconds = await self.accepted(_SAMPLE, form, config)
+        return read_answer(UntypedAPIFuture, response), seconds
+
+    async def accepted(
+        self,
+        origin: Route,
+        form: dict[str, Any],
+        config: RetryConfig,
+        *,
+        headers: Mapping[str, str] = _BACKPRESSURE,
+        stream: bool = False,
+        final: frozenset[int] = frozenset(),
+    ) -> tuple[Response, float]:
+        """Get the request accepted; refusals for load pause everyone with this key.
+
+        Returns the answer and the seconds it took; a status in `final` is raised at once.
+        """
         connection = self.session.connection
         shared, clock = connection.shared, connection.clock
         body = _encode(form)
-        operation = Operation(_SAMPLE.name, seconds=config.progress_timeout, attempts=10_000)
+        operation = Operation(origin.name, seconds=config.progress_timeout, attempts=10_000)
         key = new_key()
         started = clock.monotonic()
         attempt = 0
@@ -158,19 +193,21 @@ class SampleRunner:
                 async with shared.sampling_bytes.hold(len(body)):
                     sent = clock.monotonic()
                     response = await connection.caller.once(
-                        _SAMPLE, body, headers=_BACKPRESSURE, key=key, attempt=attempt
+                        origin, body, headers=headers, key=key, attempt=attempt, stream=stream
                     )
                 accepted = True
-                return read_answer(UntypedAPIFuture, response), clock.monotonic() - sent
+                return response, clock.monotonic() - sent
             except RateLimitError as error:
                 delay = error.retry_after
                 if delay is None:
                     delay = backoff(0, clock.random(), 1.0 if len(body) <= _SMALL_PROMPT else 5.0)
                 shared.sampling.slow_down(delay)
-                connection.metrics.count("throttled.asample")
-                connection.hooks.emit("throttle", _SAMPLE.name, delay=delay, limit=shared.sampling.limit)
+                connection.metrics.count(f"throttled.{origin.name}")
+                connection.hooks.emit("throttle", origin.name, delay=delay, limit=shared.sampling.limit)
                 wait = 0.0
             except TinkerError as error:
+                if isinstance(error, APIStatusError) and error.status_code in final:
+                    raise
                 wait = await self._wait_after(error, operation, attempt, started)
             finally:
                 shared.sampling.leave(accepted=accepted)
@@ -193,11 +230,11 @@ class SampleRunner:
         decision = decide(error, operation, attempt, elapsed, clock.random())
         if not decision.retry:
             raise error
-        self.session.connection.hooks.emit("retry", _SAMPLE.name, attempt=attempt, error=error)
+        self.session.connection.hooks.emit("retry", operation.name, attempt=attempt, error=error)
         if attempt in (2, 6) or (attempt > 6 and attempt % 6 == 0):
             logger.warning(
-                "asample at %s: %s; trying again in %.1f s",
-                self.session.connection.config.base_url, decision.reason, decision.delay,
+                "%s at %s: %s; trying again in %.1f s",
+                operation.name, self.session.connection.config.base_url, decision.reason, decision.delay,
             )  # fmt: skip
         return decision.delay
 
@@ -257,7 +294,8 @@ class SampleRunner:
             logger.info("the sample %s could not be cancelled: %s", request_id, error)
 
 
-def _check_answer(form: dict[str, Any], response: SampleResponse) -> None:
+def check_answer(form: dict[str, Any], response: SampleResponse) -> None:
+    """Raise if the server left out something it was asked for."""
     if form["prompt_alt_tokens_k"] and response.prompt_alt_tokens is None:
         raise UnsupportedByServerError("the server ignored prompt_alt_tokens_k: it does not know it")
     last_n = form.get("prompt_logprobs_last_n")

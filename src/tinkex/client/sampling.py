@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from ..types.sampling import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
     GetSamplerResponse,
+    SampleRequest,
     SamplingParams,
     check_target_logprobs,
 )
@@ -28,9 +30,11 @@ from ..wire.jsonbody import encode, wire_form
 from ..wire.paths import check_model_path
 from ..wire.routes import route
 from .future import Future
+from .many import ManySamples, Run, SampleInput
 from .retry_config import RetryConfig
 from .sample_runner import SampleRunner
 from .session import Session
+from .streaming import SampleStream
 
 if TYPE_CHECKING:
     from .telemetry import Telemetry
@@ -150,6 +154,70 @@ class SamplingClient:
         response: SampleResponse = await _owned(self._start(form))
         return response
 
+    def sample_stream(
+        self,
+        prompt: ModelInput,
+        sampling_params: SamplingParams,
+        num_samples: int = 1,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+        *,
+        buffer: int = 64,
+    ) -> SampleStream:
+        """Start sampling and read the tokens as they come, with `for` or `async for`.
+
+        When `buffer` items wait to be read, no more are taken from the server.
+        """
+        form = self._form(
+            prompt, num_samples, sampling_params, include_prompt_logprobs, topk_prompt_logprobs,
+            topk_sample_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, prompt_logprobs_last_n,
+        )  # fmt: skip
+        return SampleStream(self._runner, form, buffer)
+
+    def sample_many(
+        self,
+        items: Iterable[SampleInput] | AsyncIterable[SampleInput],
+        sampling_params: SamplingParams | None = None,
+        num_samples: int = 1,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        *,
+        concurrency: int = 64,
+        ordered: bool = False,
+        return_exceptions: bool = False,
+    ) -> ManySamples:
+        """Sample from many prompts and read the results as they complete, with `for` or `async for`.
+
+        Items are prompts, or `SampleRequest`s with settings of their own; no more than `concurrency`
+        are taken before a result is read.  The first error is raised and cancels the rest, unless
+        `return_exceptions` is set.
+        """
+
+        def prepare(item: SampleInput) -> Run:
+            if isinstance(item, SampleRequest):
+                form = self._request_form(item)
+            else:
+                params = SamplingParams() if sampling_params is None else sampling_params
+                form = self._form(
+                    item, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs,
+                    topk_sample_logprobs, None, 0, None,
+                )  # fmt: skip
+            return lambda progress: self._runner.run(form, progress)
+
+        return ManySamples(
+            self.holder,
+            prepare,
+            items,
+            concurrency=concurrency,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+        )
+
     def compute_logprobs(
         self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
@@ -172,6 +240,18 @@ class SamplingClient:
 
     def _logprobs_form(self, prompt: ModelInput, last_n: int | None) -> dict[str, Any]:
         return self._form(prompt, 1, SamplingParams(max_tokens=1), True, 0, 0, None, 0, last_n)
+
+    def _request_form(self, request: SampleRequest) -> dict[str, Any]:
+        if request.base_model or request.model_path or request.sampling_session_id or request.seq_id:
+            raise InvalidArgumentError(
+                "SampleRequest: leave out base_model, model_path, sampling_session_id and seq_id; "
+                "this client fills them in"
+            )
+        return self._form(
+            request.prompt, request.num_samples, request.sampling_params, bool(request.prompt_logprobs),
+            request.topk_prompt_logprobs, request.topk_sample_logprobs, request.target_prompt_logprobs,
+            request.prompt_alt_tokens_k, request.prompt_logprobs_last_n,
+        )  # fmt: skip
 
     def _form(
         self,
