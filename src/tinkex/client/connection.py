@@ -86,6 +86,7 @@ class Connection:
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
+        self._own_clock = clock
         self.hooks, self.metrics = Hooks(), Metrics()
         self.closed = False
         self._make, self._store = make_transport, store
@@ -104,7 +105,7 @@ class Connection:
             auth = Auth(self.config, self.clock, self._store)
             key = (
                 generation, self.config.base_url, auth.digest, self.config.proxied,
-                self.config.ca_file, id(self._make), id(type(self.clock)),
+                self.config.ca_file, self._make, self._own_clock,
             )  # fmt: skip
             with _shared_lock:
                 held = _shared.get(key)
