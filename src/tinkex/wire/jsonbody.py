@@ -26,6 +26,7 @@ __all__ = ["decode", "encode", "numbers", "parse", "wire_form"]
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
+_PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def numbers(array: Any) -> msgspec.Raw:
@@ -39,6 +40,8 @@ def numbers(array: Any) -> msgspec.Raw:
 
 def wire_form(value: Any) -> Any:
     """A value as JSON-ready data: what is not set is left out, arrays become JSON text."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Record):
         nullable = value.writes_null
         return {
