@@ -63,6 +63,7 @@ __all__ = [
     "ResultConflictError",
     "ResultDecodeError",
     "ResultError",
+    "ResultBillingError",
     "ResultNotFoundError",
     "ResultPermissionDeniedError",
     "ResultUnprocessableError",
@@ -155,12 +156,28 @@ def _kept(headers: Any) -> Mapping[str, str]:
     try:
         pairs = [(str(name).lower(), str(value)) for name, value in dict(headers or {}).items()]
     except (TypeError, ValueError):
+class _Headers(dict[str, str]):
+    """Headers by lower-case name, found in any spelling."""
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and super().__contains__(name.lower())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
+
+
         pairs = []
-    return {name: value for name, value in pairs if name in _KEPT_HEADERS}
+    return _Headers((name, value) for name, value in pairs if name in _KEPT_HEADERS)
 
 
 def _bare_url(url: object) -> str:
-    parts = urlsplit(str(url or ""))
+    try:
+        parts = urlsplit(str(url or ""))
+    except ValueError:
+        return ""
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
@@ -176,10 +193,13 @@ class RequestInfo:
     def of(cls, request: object) -> RequestInfo:
         """Take what is safe to keep from any HTTP library's request object."""
         if isinstance(request, cls):
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", _bare_url(self.url))
+
             return request
         if request is None:
             return cls()
-        return cls(str(getattr(request, "method", "")), _bare_url(getattr(request, "url", "")))
+        return cls(str(getattr(request, "method", "")), str(getattr(request, "url", "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +429,10 @@ class ResultPermissionDeniedError(PermissionDeniedError, ResultError):
     """403 while waiting for a result."""
 
 
+class ResultBillingError(BillingError, ResultError):
+    """402 while waiting for a result."""
+
+
 class ResultNotFoundError(NotFoundError, ResultError):
     """404 while waiting for a result."""
 
@@ -477,7 +501,7 @@ _STATUS_CLASSES: Mapping[int, type[APIStatusError]] = {
 _RESULT_CLASSES: Mapping[int, type[APIStatusError]] = {
     400: ResultBadRequestError,
     401: ResultAuthenticationError,
-    402: BillingError,
+    402: ResultBillingError,
     403: ResultPermissionDeniedError,
     404: ResultNotFoundError,
     409: ResultConflictError,
