@@ -20,7 +20,9 @@
     ├── RetryableException              a result is lost, but asking again may work
     ├── ClientClosedError               the client was closed                           (RuntimeError)
     ├── UnsupportedByServerError        the server ignored something it was asked for   (RuntimeError)
-    └── TokenizerError                  no tokenizer could be loaded                    (RuntimeError)
+    ├── TokenizerError                  no tokenizer could be loaded                    (RuntimeError)
+    ├── TraceExportError                a session's trace could not be exported         (RuntimeError)
+    └── DownloadError                   a checkpoint could not be downloaded safely
 
 Errors hold plain data only: no credential, no connection, no live request.  They survive pickling.
 This module knows nothing of HTTP libraries, types or the wire.
@@ -46,6 +48,7 @@ __all__ = [
     "BillingError",
     "ClientClosedError",
     "ConflictError",
+    "DownloadError",
     "ExperimentalWarning",
     "Fault",
     "InternalServerError",
@@ -60,10 +63,10 @@ __all__ = [
     "ResponseInfo",
     "ResultAuthenticationError",
     "ResultBadRequestError",
+    "ResultBillingError",
     "ResultConflictError",
     "ResultDecodeError",
     "ResultError",
-    "ResultBillingError",
     "ResultNotFoundError",
     "ResultPermissionDeniedError",
     "ResultUnprocessableError",
@@ -71,6 +74,7 @@ __all__ = [
     "StuckError",
     "TinkerError",
     "TokenizerError",
+    "TraceExportError",
     "UnknownArgumentError",
     "UnprocessableEntityError",
     "UnsupportedByServerError",
@@ -152,10 +156,6 @@ _KEPT_HEADERS = frozenset(
 )
 
 
-def _kept(headers: Any) -> Mapping[str, str]:
-    try:
-        pairs = [(str(name).lower(), str(value)) for name, value in dict(headers or {}).items()]
-    except (TypeError, ValueError):
 class _Headers(dict[str, str]):
     """Headers by lower-case name, found in any spelling."""
 
@@ -169,6 +169,10 @@ class _Headers(dict[str, str]):
         return super().get(name.lower(), default)
 
 
+def _kept(headers: Any) -> Mapping[str, str]:
+    try:
+        pairs = [(str(name).lower(), str(value)) for name, value in dict(headers or {}).items()]
+    except (TypeError, ValueError):
         pairs = []
     return _Headers((name, value) for name, value in pairs if name in _KEPT_HEADERS)
 
@@ -189,13 +193,13 @@ class RequestInfo:
     method: str = ""
     url: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", _bare_url(self.url))
+
     @classmethod
     def of(cls, request: object) -> RequestInfo:
         """Take what is safe to keep from any HTTP library's request object."""
         if isinstance(request, cls):
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "url", _bare_url(self.url))
-
             return request
         if request is None:
             return cls()
@@ -425,12 +429,12 @@ class ResultAuthenticationError(AuthenticationError, ResultError):
     """401 while waiting for a result."""
 
 
-class ResultPermissionDeniedError(PermissionDeniedError, ResultError):
-    """403 while waiting for a result."""
-
-
 class ResultBillingError(BillingError, ResultError):
     """402 while waiting for a result."""
+
+
+class ResultPermissionDeniedError(PermissionDeniedError, ResultError):
+    """403 while waiting for a result."""
 
 
 class ResultNotFoundError(NotFoundError, ResultError):
@@ -481,6 +485,18 @@ class TokenizerError(TinkerError, RuntimeError):
     """No tokenizer could be loaded; the text names the id and how to supply one."""
 
     fault = Fault.USER
+
+
+class TraceExportError(TinkerError, RuntimeError):
+    """The server could not export a session's trace."""
+
+    fault = Fault.SERVER
+
+
+class DownloadError(TinkerError):
+    """What was to be downloaded is damaged, unsafe, too large, or not what was announced."""
+
+    fault = Fault.SERVER
 
 
 class ExperimentalWarning(FutureWarning):

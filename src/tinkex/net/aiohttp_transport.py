@@ -31,7 +31,7 @@ class AiohttpTransport:
     def __init__(self, *, ca_file: str | None = None, proxy: str | None = None) -> None:
         self._ca_file, self._proxy = ca_file, proxy
         self._session: aiohttp.ClientSession | None = None
-        self._timeouts: dict[tuple[float, float], aiohttp.ClientTimeout] = {}
+        self._timeouts: dict[tuple[float, float, bool], aiohttp.ClientTimeout] = {}
 
     def _open(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -53,7 +53,7 @@ class AiohttpTransport:
     def _timeout(self, request: Request) -> aiohttp.ClientTimeout:
         import aiohttp
 
-        key = (request.timeout, request.connect_timeout)
+        key = (request.timeout, request.connect_timeout, request.stream)
         known = self._timeouts.get(key)
         if known is None:
             total = None if request.stream else request.timeout

@@ -147,10 +147,11 @@ class Http1Transport:
     def __init__(self) -> None:
         self._idle: dict[tuple[str, int], deque[_Connection]] = {}
         self._other: AiohttpTransport | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def send(self, request: Request) -> Response:
         """Send one request and wait for its answer."""
-        if request.stream:
+        if request.stream or not request.url.startswith("http://"):
             return await self._rare().send(request)
         parts = urlsplit(request.url)
         place = (parts.hostname or "", parts.port or 80)
@@ -194,15 +195,28 @@ class Http1Transport:
         return made
 
     def _keep(self, place: tuple[str, int], connection: _Connection) -> None:
-        now = connection.free_since = asyncio.get_running_loop().time()
-        idle = self._idle.setdefault(place, deque())
-        idle.append(connection)
-        # The oldest are at the front; those idle for long are let go one by one.
-        while idle and (idle[0].closed or now - idle[0].free_since > _IDLE_SECONDS):
-            idle.popleft().abort()
+        loop = asyncio.get_running_loop()
+        connection.free_since = loop.time()
+        self._idle.setdefault(place, deque()).append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        """Let go of what was not used for long; the oldest are at the front."""
+        loop = asyncio.get_running_loop()
+        for idle in self._idle.values():
+            while idle and (idle[0].closed or loop.time() - idle[0].free_since >= _IDLE_SECONDS):
+                idle.popleft().abort()
+        self._idle = {place: idle for place, idle in self._idle.items() if idle}
+        first = min((idle[0].free_since for idle in self._idle.values()), default=None)
+        wait = None if first is None else max(first + _IDLE_SECONDS - loop.time(), 0.001)
+        self._sweeper = None if wait is None else loop.call_later(wait, self._sweep)
 
     async def close(self) -> None:
         """Free every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
         idle, self._idle = self._idle, {}
         for connections in idle.values():
             for connection in connections:

@@ -26,6 +26,7 @@ class Operation:
     attempts: int = 60
     billing_seconds: float = 3600.0
     resubmits: bool = False  # a server's failure may be cured by asking again (sampling)
+    final: frozenset[int] = frozenset()  # statuses that mean no, though others may try again on them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def decide(
     wait = backoff(attempt, chance)
     if isinstance(error, APIStatusError):
         word = should_retry(error.response.headers)
-        retry = error.retryable if word is None else word
+        retry = error.retryable and error.status_code not in operation.final if word is None else word
         if error.status_code == 402 and word is None:
             seconds, wait = operation.billing_seconds, BILLING_PAUSE
         reason = f"HTTP {error.status_code}"
