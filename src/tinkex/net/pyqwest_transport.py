@@ -77,7 +77,12 @@ class PyqwestTransport:
 
 async def _chunks(answer: pyqwest.Response, request: Request) -> AsyncIterator[bytes]:
     try:
-        async for piece in answer.content:
+        pieces = aiter(answer.content)
+        while True:
+            async with asyncio.timeout(request.timeout):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
             yield bytes(piece)
     except TimeoutError:
         raise APITimeoutError(RequestInfo.of(request)) from None
