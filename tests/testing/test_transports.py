@@ -103,8 +103,10 @@ def test_a_dropped_answer_and_a_server_gone_are_connection_errors() -> None:
 def test_cancelling_a_request_drops_it() -> None:
     async def main() -> None:
         ended: list[str] = []
+        begun = asyncio.Event()
 
         async def handler(_: FakeRequest) -> FakeResponse:
+            begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -112,7 +114,7 @@ def test_cancelling_a_request_drops_it() -> None:
             return FakeResponse()
 
         task = asyncio.ensure_future(HandlerTransport(handler).send(ASK))
-        await asyncio.sleep(0.001)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

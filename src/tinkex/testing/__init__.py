@@ -1,4 +1,20 @@
-"""Fakes good enough to ship: what tests of code built on tinkex need."""
+"""Fakes good enough to ship: what tests of code built on tinkex need.
+
+Over real HTTP, in any process and for any client::
+
+    with FakeServer() as server:
+        client = tinkex.ServiceClient(base_url=server.base_url, api_key="tml-test")
+
+In process and in virtual time, with something going wrong::
+
+    clock = FakeClock(auto=True)
+    service = FakeService(clock=clock)
+    service.faults.add("asample", status=503, times=3)
+    client = tinkex.ServiceClient(
+        base_url="http://fake", api_key="tml-test", clock=clock,
+        transport=lambda config: HandlerTransport(service.handle, clock=clock),
+    )
+"""
 
 from __future__ import annotations
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 __all__ = ["FakeClock"]
 
 _SPINS = 25  # loop passes after which tasks that could run have run
+_LONGEST_SPIN = 5.0  # real seconds; a loop may be stopped while it is waited for
 _BEGIN = 1000.0  # not 0, so that code which takes 0 for "never" shows itself
 
 
@@ -45,6 +46,9 @@ class FakeClock:
     `await clock.advance(3)` moves it by hand, waking every sleeper in order; with `auto=True` it
     jumps to the next sleeper by itself whenever the loop has nothing else to do.  It may be moved
     from another thread than the loop's: `advance_from_thread`.  `sleeps` lists what was asked for.
+
+    What other threads do cannot be seen: an automatic clock gives them `grace` real seconds before
+    each jump, and `with clock.frozen()` keeps it still for as long as a test needs.
     """
 
     def __init__(
@@ -179,7 +183,7 @@ class FakeClock:
                 time.sleep(0.001)
             self._settle_from_thread()
 
-    @contextmanager
+    @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """Keep an automatic clock from jumping while a test prepares something."""
         with self._lock:
@@ -242,12 +246,15 @@ class FakeClock:
 
     async def _settle(self) -> None:
         for loop in self._other_loops(asyncio.get_running_loop()):
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_spin(), loop))
+            with contextlib.suppress(TimeoutError):
+                spun = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_spin(), loop))
+                await asyncio.wait_for(spun, _LONGEST_SPIN)
         await _spin()
 
     def _settle_from_thread(self) -> None:
         for loop in self._other_loops(None):
-            asyncio.run_coroutine_threadsafe(_spin(), loop).result()
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_spin(), loop).result(_LONGEST_SPIN)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start looking for the moment when nothing but this clock is waited for."""

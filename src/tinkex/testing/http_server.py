@@ -372,6 +372,19 @@ def service_from(settings: dict[str, Any], *, record: bool) -> FakeService:
     return service
 
 
+def allow_many_files() -> int | None:
+    """Let this process open as many connections as the system allows; returns how many that is."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Serve until stopped."""
     parser = argparse.ArgumentParser(prog="python -m tinkex.testing.http_server", description=__doc__)
@@ -379,6 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--config", default="{}", help="settings of the service, as JSON")
     parser.add_argument("--no-record", action="store_true", help="do not remember calls")
     options = parser.parse_args(arguments)
+    allow_many_files()
     service = service_from(msgspec.json.decode(options.config), record=not options.no_record)
     loop = _new_loop()
     server = FakeServer(service, port=options.port)
