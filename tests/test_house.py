@@ -249,6 +249,10 @@ def test_the_package_is_marked_as_typed():
     assert (SOURCE / "py.typed").is_file()
 
 
+def test_images_travel_in_the_request_and_there_is_no_other_upload():
+    assert [name for name, path in MODULES.items() if "multipart" in path.read_text().lower()] == []
+
+
 # ---- generated files
 
 
