@@ -33,7 +33,7 @@ class PyqwestTransport:
                 options["tls_ca_cert"] = Path(self._ca_file).read_bytes()
             # Without an explicit rule pyqwest looks at the environment itself; the configuration has
             # already done so, with NO_PROXY, and its decision stands.
-            direct = pyqwest.Proxy("http://127.0.0.1:9", no_proxy="*")
+            direct = pyqwest.Proxy("http://127.0.0.1:9", no_proxy="*,0.0.0.0/0,::/0")
             options["proxy"] = self._proxy or direct
             transport = pyqwest.HTTPTransport(
                 tls_include_system_certs=True,
@@ -53,11 +53,10 @@ class PyqwestTransport:
         try:
             async with asyncio.timeout(request.timeout):
                 if request.stream:
-                    answer = await client.stream(
-                        request.method, request.url, dict(request.headers), request.body
-                    )
+                    held = client.stream(request.method, request.url, dict(request.headers), request.body)
+                    answer = await held.__aenter__()
                     headers = {name.lower(): value for name, value in answer.headers.items()}
-                    return Response(answer.status, headers, chunks=_chunks(answer, request))
+                    return Response(answer.status, headers, chunks=_chunks(held, answer, request))
                 full = await client.execute(
                     request.method, request.url, dict(request.headers), request.body
                 )
@@ -75,7 +74,7 @@ class PyqwestTransport:
         self._clients.clear()
 
 
-async def _chunks(answer: pyqwest.Response, request: Request) -> AsyncIterator[bytes]:
+async def _chunks(held: Any, answer: Any, request: Request) -> AsyncIterator[bytes]:
     try:
         pieces = aiter(answer.content)
         while True:
@@ -91,7 +90,7 @@ async def _chunks(answer: pyqwest.Response, request: Request) -> AsyncIterator[b
             raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
         raise
     finally:
-        await answer.__aexit__(None, None, None)
+        await held.__aexit__(None, None, None)
 
 
 def _is_http_error(problem: Exception) -> bool:
