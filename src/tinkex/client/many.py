@@ -73,10 +73,10 @@ class ManySamples:
         self._return_exceptions = return_exceptions
         self._inputs: Iterator[SampleInput] | None = None
         self._async_inputs: AsyncIterator[SampleInput] | None = None
-        if isinstance(items, AsyncIterable):
-            self._async_inputs = aiter(items)
-        elif isinstance(items, Iterable) and not isinstance(items, (ModelInput, SampleRequest)):
+        if isinstance(items, Iterable) and not isinstance(items, (ModelInput, SampleRequest)):
             self._inputs = iter(items)
+        elif isinstance(items, AsyncIterable):
+            self._async_inputs = aiter(items)
         else:
             raise InvalidArgumentError(f"items: expected many prompts or requests, got {shown(items)}")
         self._taken = self._read = 0  # items so far
@@ -97,7 +97,7 @@ class ManySamples:
         return self
 
     def __next__(self) -> Sampled:
-        if self._async_inputs is not None:
+        if self._inputs is None:
             raise InvalidArgumentError("items: an async iterable is read with `async for`")
         self._fill()
         while (ready := self._ready()) is None:
