@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import weakref
 from collections.abc import AsyncIterable, Iterable
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import (
-    InvalidArgumentError,
-)
+from ..errors import InvalidArgumentError, TinkerError
+from ..net.caller import read_answer
 from ..notices import notice
+from ..types.model import GetInfoRequest, GetInfoResponse
 from ..types.model_input import ModelInput
 from ..types.rules import shown
 from ..types.sample_response import SampleResponse
@@ -27,7 +28,7 @@ from ..types.sampling import (
 )
 from ..types.tensor_data import TensorData
 from ..wire.jsonbody import encode, wire_form
-from ..wire.paths import check_model_path
+from ..wire.paths import check_model_path, parse
 from ..wire.routes import route
 from .future import Future
 from .many import ManySamples, Run, SampleInput
@@ -35,6 +36,7 @@ from .retry_config import RetryConfig
 from .sample_runner import SampleRunner
 from .session import Session
 from .streaming import SampleStream
+from .texts import Texts
 
 if TYPE_CHECKING:
     from .telemetry import Telemetry
@@ -45,7 +47,7 @@ __all__ = ["SamplingClient"]
 logger = logging.getLogger(__name__)
 
 
-class SamplingClient:
+class SamplingClient(Texts):
     """Samples from weights that never change; cheap to make, safe to share between threads.
 
     It can be pickled and sent to other processes; the credential stays behind unless
@@ -331,18 +333,22 @@ class SamplingClient:
         """The base model the weights belong to."""
         return (await self.holder.start(self._sampler())).base_model
 
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer; loaded once per process."""
-        from .tokenizers import tokenizer_for
-
-        return tokenizer_for(self.holder.connection, self.get_base_model(), None)
-
-    async def get_tokenizer_async(self) -> Any:
-        """The model's tokenizer, loaded without blocking the event loop."""
-        from .tokenizers import tokenizer_for
-
-        name = await self.get_base_model_async()
-        return await asyncio.to_thread(tokenizer_for, self.holder.connection, name, None)
+    async def _tokenizer_names(self) -> tuple[str, str | None]:
+        sampler = await self._sampler()
+        said = sampler.extra.get("tokenizer_id")
+        if isinstance(said, str):
+            return sampler.base_model, said
+        # Only a model under training can be asked, and its weights may have outlived it.
+        with contextlib.suppress(TinkerError):
+            trainer = self._trainer[0]() if self._trainer is not None else None
+            owner = (
+                trainer.model_id if trainer is not None else parse(sampler.model_path or "").training_run_id
+            )
+            response = await self.holder.connection.caller.once(
+                route("get_info"), encode(GetInfoRequest(model_id=owner))
+            )
+            said = read_answer(GetInfoResponse, response).model_data.tokenizer_id
+        return sampler.base_model, said
 
     def get_telemetry(self) -> Telemetry | None:
         """What reports events to the server, unless it is off."""

@@ -36,6 +36,7 @@ from .future import Future
 from .model_line import ModelLine
 from .retry_config import RetryConfig
 from .session import Session
+from .texts import Texts
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _SMALL_RATE, _SMALL_RATE_STEPS = 2e-5, 20
 CustomLossFn = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
 
 
-class TrainingClient:
+class TrainingClient(Texts):
     """Trains one model.
 
     Calls are sent in the order in which they are made and return at once with a future; the next
@@ -499,21 +500,9 @@ class TrainingClient:
         """What the model is."""
         return await self.holder.start(self._info())
 
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer; loaded once per process."""
-        from .tokenizers import tokenizer_for
-
-        data = self.get_info().model_data
-        return tokenizer_for(self.holder.connection, data.model_name or "", data.tokenizer_id)
-
-    async def get_tokenizer_async(self) -> Any:
-        """The model's tokenizer, loaded without blocking the event loop."""
-        from .tokenizers import tokenizer_for
-
-        data = (await self.get_info_async()).model_data
-        return await asyncio.to_thread(
-            tokenizer_for, self.holder.connection, data.model_name or "", data.tokenizer_id
-        )
+    async def _tokenizer_names(self) -> tuple[str, str | None]:
+        info = await self._info()
+        return info.model_data.model_name or info.model_name or "", info.model_data.tokenizer_id
 
     def get_telemetry(self) -> Telemetry | None:
         """What reports events to the server, unless it is off."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
 from ..errors import InvalidArgumentError
+from ..notices import notice
 from .chunks import EncodedTextChunk, ModelInputChunk
 from .frozen import Frozen
 from .record import Duck, refusal, refuse_unknown
@@ -14,6 +15,21 @@ from .rules import Items, Mismatch, Schema, rule_for, shown
 __all__ = ["ModelInput", "TextEncoder"]
 
 _CHUNKS = Items(rule_for(ModelInputChunk))
+
+
+def _look_at_text(text: str, tokenizer: Any) -> None:
+    """Warn about raw text for a model that was trained on conversations."""
+    if not getattr(tokenizer, "chat_template", None):
+        return
+    marks = {*getattr(tokenizer, "all_special_tokens", ())}
+    if hasattr(tokenizer, "get_added_vocab"):
+        marks.update(tokenizer.get_added_vocab())
+    if not any(mark in text for mark in marks):
+        notice(
+            "raw-text",
+            "this model's tokenizer has a chat template, and the text has none of its special tokens: a "
+            "chat model answers best to apply_chat_template(messages, add_generation_prompt=True).",
+        )
 
 
 class TextEncoder(Protocol):
@@ -49,6 +65,7 @@ class ModelInput(Frozen, Duck):
         """Make one from text with a tokenizer; no chat template is applied."""
         if not isinstance(text, str):
             raise InvalidArgumentError(f"ModelInput.from_text: expected text, got {shown(text)}")
+        _look_at_text(text, tokenizer)
         options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         encoded = tokenizer.encode(text, **options)
         return cls.from_ints(getattr(encoded, "ids", encoded))
