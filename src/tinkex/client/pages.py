@@ -19,7 +19,7 @@ __all__ = ["ByCursor", "ByOffset", "Pages"]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_MOST_REPEATS = 3  # pages without a difference, after which a server does not heed the offset
+_MOST_REPEATS = 20  # equal pages in a row, after which a server does not heed the offset
 
 
 class Source(Protocol[T_co]):
