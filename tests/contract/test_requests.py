@@ -261,6 +261,8 @@ def test_a_pass_is_the_same_message_from_both(request: passes.PassRequest) -> No
     official_one = official_message(request)
     assert ours == official_one
     assert ours.SerializeToString(deterministic=True) == official_one.SerializeToString(deterministic=True)
+    late = bytes(passes.PassBody(request).numbered(request.seq_id))
+    assert official_pb.ForwardBackwardRequest.FromString(late) == official_one
 
 
 def same_datum(left: types.Datum, right: types.Datum) -> bool:
