@@ -144,5 +144,5 @@ def test_it_shares_the_session_of_a_rest_client() -> None:
     client.close().result(WAIT)
     with pytest.raises(ClientClosedError):
         admin.get_audit_log()
-    with pytest.raises(InvalidArgumentError, match="AdminClient: .*not both"):
+    with pytest.raises(InvalidArgumentError, match=r"AdminClient: .*not both"):
         AdminClient(rest.holder, api_key="tml-x")

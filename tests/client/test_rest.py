@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import pytest
+import tinker
 
 from tests.client.rig import WAIT, Rig, eventually
 from tinkex import types
@@ -30,6 +31,7 @@ from tinkex.errors import (
     UnsupportedByServerError,
 )
 from tinkex.net import http1_transport
+from tinkex.net.clock import SystemClock
 from tinkex.testing import FakeServer, FakeService, HandlerTransport
 
 RUN, SESSION, SAMPLER = "sess-1:train:0", "sess-1", "sess-1:sample:0"
@@ -150,6 +152,10 @@ NAMES = sorted({name for name, *_ in CALLS} | {"whoami", "export_session_trace"}
 
 @pytest.fixture
 def rig() -> Rig:
+    return rig_with_content()
+
+
+def rig_with_content() -> Rig:
     """A service that holds a session, a run, a sampler and two checkpoints."""
     rig = Rig()
     client = rig.client(display_name="nightly run")
@@ -198,6 +204,21 @@ def test_every_method_sends_its_request(rig: Rig, form: str) -> None:
     assert {call.headers["x-sdk-version"] for call in sent} == {"0.36.0"}
     for call in sent:
         assert ("x-idempotency-key" in call.headers) == (call.method != "GET")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_official_client_sends_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    rig = rig_with_content()
+    rig.service.clock = SystemClock()
+    with FakeServer(rig.service) as server:
+        rest = tinker.RestClient(base_url=server.base_url, api_key="tml-test")
+        for name, arguments, *_ in CALLS:
+            if "request" in arguments:
+                found = tinker.types.SessionSearchRequest.model_validate(SEARCH.model_dump())
+                arguments = {"request": found}
+            getattr(rest, name)(**arguments).result(WAIT)
+    assert requests(rig) == [tuple(row[2:]) for row in CALLS]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if hasattr(RestClient, f"{name}_async")])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -54,7 +53,7 @@ class DownloadedCheckpoint:
 
     tinker_path: str
     folder: Path
-    files: Mapping[str, int]
+    files: dict[str, int]
 
     @property
     def size_bytes(self) -> int:
@@ -106,9 +105,7 @@ class Download:
                 files = await self._archived(fetcher)
         finally:
             await fetcher.close()
-        return DownloadedCheckpoint(
-            self._source.tinker_path, self._staging.destination, MappingProxyType(files)
-        )
+        return DownloadedCheckpoint(self._source.tinker_path, self._staging.destination, files)
 
     async def _ask(self, origin: Route, *, follow_redirects: bool = True) -> Response:
         connection = self._connection

@@ -50,11 +50,11 @@ class Staging:
         if self.folder.is_symlink():
             raise DownloadError(f"{self.folder} is a link: remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = self._read()
-        if state is None and any(path.name != _LOCK for path in self.folder.iterdir()):
+        if self._read() is None and any(path.name != _LOCK for path in self.folder.iterdir()):
             raise DownloadError(f"{self.folder} was not made by a download: move it away")
         self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         _take(self._lock, self.folder)
+        state = self._read()
         if state is not None and state.get("source") == self._source:
             self.marks = {name: Mark(*mark) for name, mark in state["files"].items()}
         else:
@@ -105,6 +105,8 @@ class Staging:
         """Put the files where they belong; a new folder appears with all of them at once."""
         names = sorted(names, key=lambda name: (name == _LAST, name))
         self.keep(names)
+        if os.name == "nt":  # there, an open file can be neither removed nor moved
+            self.close()
         if not self.destination.exists():
             (self.folder / _STATE).unlink()
             (self.folder / _LOCK).unlink()
