@@ -1,0 +1,26 @@
+"""What holds for every test: a clean environment, and a quiet official SDK."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tinkex.notices import forget_notices
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in list(os.environ):
+        if name.startswith(("TINKER_", "TINKEX_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    forget_notices()
+    yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_official_sdk() -> None:
+    # Its clients are never freed and go on complaining about servers that are long gone.
+    logging.getLogger("tinker").setLevel(logging.CRITICAL)
