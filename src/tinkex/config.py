@@ -7,9 +7,11 @@ by side.  Secrets are masked wherever a config is shown.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,6 +24,7 @@ LOCAL = "local"  # a base URL that stands for a server of one's own
 
 _PORTS = {"http": 80, "https": 443}
 _ON = frozenset({"1", "true", "yes", "on"})
+_LOGIN = re.compile(r"//[^/]*@")
 
 
 class Secret:
@@ -56,19 +59,19 @@ class Secret:
 
 def normalize_url(url: str) -> str:
     """One spelling per server: lower-case scheme and host, no default port, no trailing slash."""
+    url = url.strip()
     if url == LOCAL:
         return url
-    parts = urlsplit(url.strip())
-    if parts.scheme.lower() not in _PORTS or not parts.hostname:
-        raise InvalidArgumentError(f"base_url: {url!r} is not an http:// or https:// address")
-    scheme = parts.scheme.lower()
-    host = parts.hostname.lower()
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme.lower(), (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        scheme = host = ""
+    if scheme not in _PORTS or not host:
+        shown = _LOGIN.sub("//", url)
+        raise InvalidArgumentError(f"base_url: {shown!r} is not an http:// or https:// address")
     if ":" in host:
         host = f"[{host}]"
-    try:
-        port = parts.port
-    except ValueError:
-        raise InvalidArgumentError(f"base_url: {url!r} has no valid port") from None
     if port is not None and port != _PORTS[scheme]:
         host = f"{host}:{port}"
     return urlunsplit((scheme, host, parts.path.rstrip("/"), "", ""))
@@ -80,7 +83,7 @@ class Config:
 
     base_url: str = DEFAULT_BASE_URL
     api_key: Secret | None = None
-    credential_command: str | None = None
+    credential_command: str | None = field(default=None, repr=False)  # may hold a credential
     project_id: str | None = None
     tags: tuple[str, ...] = ()
     user_metadata: Mapping[str, str] = field(default_factory=dict)
@@ -92,12 +95,11 @@ class Config:
     poll_timeout: float = 45.0
     retry_seconds: float = 300.0  # how long one operation keeps trying to be accepted
     ca_file: str | None = None
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may hold a password
     no_proxy: str = ""
     tokenizer_dir: str | None = None
     offline: bool = False
     circuit_breaker: bool = False
-    warnings: bool = True
 
     @classmethod
     def resolve(
@@ -113,7 +115,7 @@ class Config:
         """Take arguments first, then the environment, then defaults."""
         env = os.environ if environ is None else environ
         url = normalize_url(base_url or env.get("TINKER_BASE_URL") or DEFAULT_BASE_URL)
-        key = api_key or env.get("TINKER_API_KEY") or None
+        key = (api_key or env.get("TINKER_API_KEY") or "").strip()
         known = {name: value for name, value in settings.items() if value is not None}
         unknown = known.keys() - set(cls.__slots__)
         if unknown:
@@ -121,13 +123,12 @@ class Config:
         defaults: dict[str, Any] = {
             "credential_command": env.get("TINKER_CREDENTIAL_CMD") or None,
             "tags": tuple(tag for tag in env.get("TINKER_TAGS", "").split(",") if tag),
-            "telemetry": env.get("TINKER_TELEMETRY", "1").strip().lower() in _ON,
+            "telemetry": _is_on(env, "TINKER_TELEMETRY", default=True),
             "ca_file": env.get("TINKEX_CA_FILE") or env.get("SSL_CERT_FILE") or None,
             "proxy": _proxy(url, env),
             "no_proxy": env.get("no_proxy") or env.get("NO_PROXY") or "",
             "tokenizer_dir": env.get("TINKER_TOKENIZER_DIR") or None,
-            "offline": env.get("TINKEX_OFFLINE", env.get("HF_HUB_OFFLINE", "")).lower() in _ON,
-            "warnings": env.get("TINKEX_WARNINGS", "1").lower() in _ON,
+            "offline": _is_on(env, "TINKEX_OFFLINE", default=_is_on(env, "HF_HUB_OFFLINE", default=False)),
         }
         return cls(
             base_url=url,
@@ -144,8 +145,19 @@ class Config:
     @property
     def proxied(self) -> str | None:
         """The proxy for this server, unless it is on the list of those reached directly."""
-        host = urlsplit(self.base_url).hostname or ""
-        return None if self.proxy is None or _exempt(host, self.no_proxy) else self.proxy
+        if self.proxy is None or _exempt(self.base_url, self.no_proxy):
+            return None
+        return self.proxy
+
+    def __getstate__(self) -> list[Any]:
+        if self.api_key or self.headers or self.proxy or self.credential_command:
+            raise TypeError("a Config with credentials is not pickled; the receiver must have its own")
+        return [getattr(self, each.name) for each in fields(self)]
+
+
+def _is_on(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    return text in _ON if text else default
 
 
 def _proxy(url: str, env: Mapping[str, str]) -> str | None:
@@ -156,12 +168,28 @@ def _proxy(url: str, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _exempt(host: str, listed: str) -> bool:
-    for entry in (part.strip().lower() for part in listed.split(",")):
-        name = entry.lstrip(".")
-        if entry == "*" or (name and (host == name or host.endswith(f".{name}"))):
+def _exempt(url: str, listed: str) -> bool:
+    """Whether an entry of NO_PROXY (`*`, a domain, an address or network, each with a port or not) fits."""
+    if url == LOCAL:
+        return True
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    for entry in listed.lower().replace(",", " ").split():
+        found = _ENTRY.fullmatch(entry)
+        if entry == "*" or (found and int(found["port"] or port) == port and _within(host, found["name"])):
             return True
     return False
+
+
+_ENTRY = re.compile(r"\[?(?P<name>[^\[\]:]+|[0-9a-f:.]*:[0-9a-f:.]*(?:/\d+)?)\]?(?::(?P<port>\d+))?")
+
+
+def _within(host: str, listed: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(listed, strict=False)
+    except ValueError:  # not both are addresses
+        name = listed.removeprefix("*").lstrip(".")
+        return bool(name) and (host == name or host.endswith(f".{name}"))
 
 
 def _cloudflare(env: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ class TinkexWarning(UserWarning):
     """Something that works but is likely not what was meant."""
 
 
+_OFF = frozenset({"0", "false", "no", "off"})
 _given: set[str] = set()
 _silenced: set[str] = set()
 _lock = threading.Lock()
@@ -24,7 +25,8 @@ _lock = threading.Lock()
 def notice(name: str, text: str, *, stacklevel: int = 4) -> None:
     """Warn once about one kind of trap."""
     with _lock:
-        if name in _given or name in _silenced or os.environ.get("TINKEX_WARNINGS", "1") == "0":
+        switch = os.environ.get("TINKEX_WARNINGS", "").strip().lower()
+        if name in _given or name in _silenced or switch in _OFF:
             return
         _given.add(name)
     warnings.warn(f"{text} [{name}]", TinkexWarning, stacklevel=stacklevel)
