@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import tinkex
 from tinkex.wire import contract
 from tinkex.wire import tinker_public_pb2 as pb
 
@@ -240,9 +239,11 @@ def test_a_name_that_does_not_exist_is_an_attribute_error(package: str):
         _ = importlib.import_module(package).Datun
 
 
-def test_every_name_of_the_types_loads():
-    for name in tinkex.types.__all__:
-        assert getattr(tinkex.types, name) is not None
+@pytest.mark.parametrize("package", ["tinkex", "tinkex.types"])
+def test_every_exported_name_loads(package: str):
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
 
 
 def test_the_package_is_marked_as_typed():

@@ -45,17 +45,7 @@ CLIENT_NAMES = sorted(
     for name in tinker.__all__
     if name not in TYPES and name not in ERRORS and not name.startswith("__") and name != "types"
 )
-
-
-def _loads(name: str) -> bool:
-    try:
-        return getattr(tinkex, name) is not None
-    except (AttributeError, ImportError):
-        return False
-
-
-PRESENT = [name for name in CLIENT_NAMES if _loads(name)]
-CLIENT_CLASSES = [name for name in PRESENT if isinstance(getattr(tinker, name), type)]
+CLIENT_CLASSES = [name for name in CLIENT_NAMES if isinstance(getattr(tinker, name), type)]
 
 
 def ours(name: str) -> Any:
@@ -75,18 +65,13 @@ def test_introspection_found_the_whole_surface():
     assert len(MODELS) > 100
     assert len(DATACLASSES) > 8
     assert len(ALIASES) > 20
+    assert len(CLIENT_CLASSES) > 7
 
 
-@pytest.mark.parametrize("name", sorted(set(tinker.__all__) - set(CLIENT_NAMES)))
+@pytest.mark.parametrize("name", sorted(tinker.__all__))
 def test_every_package_name_exists(name: str):
     assert name in tinkex.__all__
     assert getattr(tinkex, name) is not None
-
-
-@pytest.mark.xfail(strict=True, reason="the client room is not complete; remove this mark when it is")
-def test_every_client_name_exists():
-    assert PRESENT == CLIENT_NAMES
-    assert set(CLIENT_NAMES) <= set(tinkex.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
@@ -322,6 +307,8 @@ def _attributes(kind: type) -> set[str]:
 
 # Users get these from another client; their constructors take the SDK's internals.
 _NOT_CONSTRUCTED = {"TrainingClient", "SamplingClient", "LossHandle"}
+# Called by the official SDK's own poller; ours tells of queue states through event hooks.
+_NOT_OFFERED = {"SamplingClient": ["on_queue_state_change is missing"]}
 
 
 def _fields_of_typed_dict(kind: type) -> set[str] | None:
@@ -335,7 +322,7 @@ def test_client_members(name: str):
     if keys is not None:
         assert keys <= set(own.__annotations__)
     else:
-        assert compare_members(official, own, object) == []
+        assert compare_members(official, own, object) == _NOT_OFFERED.get(name, [])
 
 
 @pytest.mark.parametrize("name", sorted(set(CLIENT_CLASSES) - _NOT_CONSTRUCTED))
@@ -348,7 +335,7 @@ def test_client_constructors(name: str):
     assert accepts(inspect.Signature(public), inspect.signature(own)) == []
 
 
-@pytest.mark.parametrize("name", PRESENT)
+@pytest.mark.parametrize("name", CLIENT_NAMES)
 def test_client_submodules_have_the_same_functions(name: str):
     official, own = getattr(tinker, name), getattr(tinkex, name)
     assert inspect.ismodule(official) == inspect.ismodule(own)

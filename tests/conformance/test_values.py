@@ -15,7 +15,7 @@ import annotated_types
 import pydantic
 import pytest
 import tinker.types
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from tinker.types._pydantic_types.tensor_data import TensorData as TensorModel
 from tinker.types.generic_event import GenericEvent
@@ -23,6 +23,8 @@ from tinker.types.generic_event import GenericEvent
 import tinkex.types
 from tinkex.errors import InvalidArgumentError, TinkerError, UnknownArgumentError
 from tinkex.wire import jsonbody
+
+from ..strategies import examples
 
 MODELS = sorted(
     name
@@ -145,13 +147,8 @@ def pairs(name: str) -> tuple[type[pydantic.BaseModel], Any]:
     return getattr(tinker.types, name), getattr(tinkex.types, name)
 
 
-_quick = settings(
-    max_examples=15,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.generate, Phase.shrink),
-)
+_quick = examples(15)
+_any = settings(_quick, phases=[Phase.generate])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -200,9 +197,9 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def smallest(name: str) -> dict[str, Any]:
-    """The simplest valid keyword arguments of a record."""
-    return find(record_values(getattr(tinker.types, name)), lambda _: True, settings=_quick)
+def valid(name: str) -> dict[str, Any]:
+    """Some valid keyword arguments of a record."""
+    return find(record_values(getattr(tinker.types, name)), lambda _: True, settings=_any)
 
 
 FORBIDDING = [n for n in MODELS if getattr(tinker.types, n).model_config.get("extra") == "forbid"]
@@ -214,7 +211,7 @@ def test_a_misspelt_keyword_is_refused(name: str):
     field = next(iter(getattr(tinker.types, name).model_fields))
     typo = field[:-1] + "_x"
     with pytest.raises(UnknownArgumentError, match=f"{name} has no field '{typo}'.*{field}") as caught:
-        own(**smallest(name), **{typo: 1})
+        own(**valid(name), **{typo: 1})
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ValueError)
 
@@ -226,7 +223,7 @@ def test_a_missing_field_is_refused_by_name(name: str):
     if not required:
         assert own().model_dump(mode="json") == official().model_dump(mode="json")
     for field in required:
-        rest = {key: value for key, value in smallest(name).items() if key != field}
+        rest = {key: value for key, value in valid(name).items() if key != field}
         with pytest.raises((TypeError, ValueError), match=field):
             own(**rest)
 
@@ -239,7 +236,7 @@ class Alien:
 def test_an_unfit_value_is_refused_by_name(name: str):
     official, own = pairs(name)
     for field, info in official.model_fields.items():
-        values = {**smallest(name), field: Alien()}
+        values = {**valid(name), field: Alien()}
         if info.annotation in (Any, object):
             assert getattr(own(**values), field) is values[field]
             continue

@@ -100,7 +100,7 @@ def test_ids_say_what_they_belong_to(session: str, number: int, seq: int):
 # ---- addresses
 
 SEGMENTS = st.text(min_size=1, max_size=12).filter(
-    lambda s: not s.startswith("/") and not {".", ".."} & set(s.split("/"))
+    lambda text: not text.startswith("/") and not {".", ".."} & set(text.split("/"))
 )
 PARAMETERS = sorted({name for name, route in routes.ROUTES.items() if "{" in route.path})
 

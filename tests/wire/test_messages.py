@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from tinkex import types
 from tinkex.errors import InvalidArgumentError
 from tinkex.types.chunks import UnknownChunk
-from tinkex.types.rules import rule_for
+from tinkex.types.compounds import rule_for
 from tinkex.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from tinkex.wire import jsonbody, passes, results, samples
 from tinkex.wire import tinker_public_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -120,9 +120,16 @@ def test_uint64_is_sent_exactly_or_refused(array: Any):
         assert same(through_json(types.TensorData.from_numpy(array)).to_numpy(), array.astype(np.int64))
 
 
-@examples(40)
-@given(array=hnp.arrays(np.int64, SHAPES))
-def test_integers_sent_as_floats_warn_when_digits_are_lost(array: Any):
+@examples(60)
+@given(data=st.data(), dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]))
+@example(data=None, dtype="int8")
+@example(data=None, dtype="int64")
+@example(data=None, dtype="uint64")
+def test_integers_sent_as_floats_warn_when_digits_are_lost(data: st.DataObject | None, dtype: str):
+    limits = np.iinfo(dtype)
+    array = (
+        np.array([limits.min, limits.max], dtype) if data is None else data.draw(hnp.arrays(dtype, SHAPES))
+    )
     exact = all(int(np.float32(value)) == value for value in array.ravel().tolist())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

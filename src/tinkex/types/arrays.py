@@ -123,7 +123,8 @@ def _warn_if_lossy(array: Array, narrow: Array, where: str) -> None:
 
 def _digits_lost(array: Array, narrow: Array) -> Array:
     """Where casting back does not give the integer again; float64 could not tell beyond 2^53."""
-    inside = np.abs(narrow) < float(np.iinfo(array.dtype).max)
+    limits = np.iinfo(array.dtype)
+    inside = (narrow >= float(limits.min)) & (narrow < float(limits.max) + 1)
     lost: Array = ~inside | (np.where(inside, narrow, 0).astype(array.dtype) != array)
     return lost
 
