@@ -142,13 +142,14 @@ def main() -> None:
     if options.json:
         print(json.dumps(medians, indent=2))
         return
-    print(f"{'':36}{'official':>12}{'tinkex':>12}{'ratio':>9}{'goal':>9}")
+    print(f"{'':40}{'official':>12}{'tinkex':>10}{'ratio':>9}{'goal':>9}")
     for key, (label, unit, goal, better) in TARGETS.items():
         official, ours = medians["tinker"][key], medians["tinkex"][key]
         ratio = ours / official
         met = ratio <= goal if better == "lower" else ratio >= goal
+        verdict = "met" if met else "MISSED"
         print(
-            f"{label + ' (' + unit + ')':42}{official:>10.2f}{ours:>10.2f}{ratio:>9.3f}{goal:>9.3f}  {'met' if met else 'MISSED'}"
+            f"{label + ' (' + unit + ')':42}{official:>10.2f}{ours:>10.2f}{ratio:>9.3f}{goal:>9.3f}  {verdict}"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +11,11 @@ from tinkex.notices import forget_notices
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("TINKER_", "TINKEX_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     forget_notices()
-    yield
 
 
 @pytest.fixture(scope="session", autouse=True)

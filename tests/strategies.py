@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tinkex import types
-from tinkex.types import rules
+from tinkex.types import compounds, rules
 from tinkex.types.chunks import UnknownChunk
 from tinkex.types.losses import LOSS_NAMES, ForwardBackwardInput
 from tinkex.types.sampling import StopRule
@@ -89,12 +89,12 @@ def _number(rule: rules.Number) -> st.SearchStrategy[float]:
     )
 
 
-def _tagged(rule: rules.Tagged) -> st.SearchStrategy[Any]:
+def _tagged(rule: compounds.Tagged) -> st.SearchStrategy[Any]:
     arms = [records(kind, **_tag(rule, kind)) for kind in rule.kinds]
     return st.one_of(arms)
 
 
-def _tag(rule: rules.Tagged, kind: Any) -> dict[str, st.SearchStrategy[Any]]:
+def _tag(rule: compounds.Tagged, kind: Any) -> dict[str, st.SearchStrategy[Any]]:
     key = rule.mark.key
     if kind is rule.mark.unknown:
         return {key: NAMES.filter(lambda tag: tag not in rule.arms)}
@@ -115,14 +115,14 @@ _FROM_RULE: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
     rules.Choice: lambda rule: st.sampled_from(rule.options),
     rules.Member: lambda rule: st.sampled_from(list(rule.kind)),
     rules.Anything: lambda rule: JSON,
-    rules.Maybe: lambda rule: st.none() | values(rule.inner),
-    rules.Items: lambda rule: st.lists(
+    compounds.Maybe: lambda rule: st.none() | values(rule.inner),
+    compounds.Items: lambda rule: st.lists(
         values(rule.inner), min_size=rule.shortest or 0, max_size=min(rule.longest or 3, 3)
     ),
-    rules.Table: lambda rule: st.dictionaries(TEXT, values(rule.inner), max_size=3),
-    rules.Own: lambda rule: records(rule.kind),
-    rules.Tagged: _tagged,
-    rules.AnyOf: lambda rule: st.one_of([values(each) for each in rule.rules]),
+    compounds.Table: lambda rule: st.dictionaries(TEXT, values(rule.inner), max_size=3),
+    compounds.Own: lambda rule: records(rule.kind),
+    compounds.Tagged: _tagged,
+    compounds.AnyOf: lambda rule: st.one_of([values(each) for each in rule.rules]),
     StopRule: _stop,
 }
 

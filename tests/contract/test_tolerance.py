@@ -16,9 +16,10 @@ from tests.strategies import examples, records
 from tinkex import types
 from tinkex.errors import InvalidArgumentError
 from tinkex.types.chunks import UnknownChunk
+from tinkex.types.compounds import Table
 from tinkex.types.optimizer import OptimizerConfigBase, OptimParamsBase
 from tinkex.types.record import Record
-from tinkex.types.rules import Anything, Table
+from tinkex.types.rules import Anything
 from tinkex.types.variant import UnknownVariant
 from tinkex.wire import bodies
 from tinkex.wire.jsonbody import decode, encode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, TypeAlias
 
+from .compounds import OneOf
 from .record import Record
-from .rules import OneOf
 from .variant import UnknownVariant
 
 __all__ = [

@@ -9,9 +9,10 @@ import msgspec
 
 from ..errors import InvalidArgumentError
 from .arrays import INT32_MAX, INT32_MIN, Array, is_numpy, token_array
+from .compounds import OneOf
 from .frozen import Frozen
 from .record import Duck, OpenRecord, Record, refuse_unknown
-from .rules import Mismatch, OneOf, Schema, shown
+from .rules import Mismatch, Schema, shown
 
 __all__ = [
     "DmelChunk",

@@ -90,7 +90,7 @@ class Datum:
 
     @classmethod
     def __schema__(cls, definitions: Schema) -> Schema:
-        from .rules import Own, Table
+        from .compounds import Own, Table
 
         return {
             "type": "object",

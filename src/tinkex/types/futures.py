@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 from ..errors import RequestErrorCategory
+from .compounds import OneOf
 from .forward_backward_output import ForwardBackwardOutput
 from .identifiers import ModelID, RequestID
 from .model import CreateModelResponse, UnloadModelResponse
 from .optimizer import OptimStepResponse
 from .record import OpenRecord, Record
-from .rules import OneOf
 from .weights import (
     LoadWeightsResponse,
     SaveWeightsExternalResponse,

@@ -90,7 +90,7 @@ class ForwardBackwardInput:
 
     @classmethod
     def __schema__(cls, definitions: Schema) -> Schema:
-        from .rules import Own
+        from .compounds import Own
 
         return {
             "type": "object",

@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self
 from ..errors import InvalidArgumentError
 from ..notices import notice
 from .chunks import EncodedTextChunk, ModelInputChunk
+from .compounds import Items, rule_for
 from .frozen import Frozen
 from .record import Duck, refusal, refuse_unknown
-from .rules import Items, Mismatch, Schema, rule_for, shown
+from .rules import Mismatch, Schema, shown
 
 __all__ = ["ModelInput", "TextEncoder"]
 

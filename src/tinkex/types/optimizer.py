@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
+from .compounds import OneOf
 from .identifiers import ModelID
 from .record import OpenRecord, Record
-from .rules import Bounds, OneOf
+from .rules import Bounds
 
 __all__ = [
     "AdamOptimizerConfig",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 import msgspec
 
 from ..errors import InvalidArgumentError, UnknownArgumentError
-from .rules import Mismatch, Rule, Schema, closest, rule_for, shown
+from .compounds import rule_for
+from .rules import Mismatch, Rule, Schema, closest, shown
 
 _REQUIRED = msgspec.NODEFAULT
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from .compounds import OneOf
 from .identifiers import ModelID
 from .record import Record
-from .rules import OneOf
 from .variant import UnknownVariant
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, TypeAlias
 
+from .compounds import OneOf
 from .record import OpenRecord, Record
-from .rules import OneOf
 
 __all__ = [
     "EventType",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..types.rules import Own
+from ..types.compounds import Own
 from .headers import JSON, PROTOBUF
 from .routes import ROUTES, Route
 
