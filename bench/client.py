@@ -148,9 +148,8 @@ def main() -> None:
         ratio = ours / official
         met = ratio <= goal if better == "lower" else ratio >= goal
         verdict = "met" if met else "MISSED"
-        print(
-            f"{label + ' (' + unit + ')':42}{official:>10.2f}{ours:>10.2f}{ratio:>9.3f}{goal:>9.3f}  {verdict}"
-        )
+        name = f"{label} ({unit})"
+        print(f"{name:42}{official:>10.2f}{ours:>10.2f}{ratio:>9.3f}{goal:>9.3f}  {verdict}")
 
 
 if __name__ == "__main__":
