@@ -43,8 +43,11 @@ LADDER: dict[str, set[str]] = {
     "proto": {"types", "wire"},
     "_exceptions": set(),
     "_types": {*_CLIENT_SIDE},
-    "_client": {*_CLIENT_SIDE},
+    "_client": {*_CLIENT_SIDE, "_types"},
     "_base_client": {*_CLIENT_SIDE},
+    # The package under its other name, and what sends other processes there.
+    "as_tinker": {""},
+    "_shadow": {"as_tinker"},
 }
 FLOOR_LADDER: dict[str, set[str]] = {
     "_lazy": set(),

@@ -1,0 +1,1 @@
+"""Protobuf messages and conversions, under the official SDK's module path."""
