@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..errors import APIConnectionError, APITimeoutError, RequestInfo
-from .transport import Request, Response
+from ..errors import APITimeoutError, InvalidArgumentError, RequestInfo
+from .transport import Request, Response, unreachable, unsendable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -38,7 +38,10 @@ class AiohttpTransport:
 
         secure: ssl.SSLContext | bool = True
         if self._ca_file:
-            secure = ssl.create_default_context(cafile=self._ca_file)
+            try:
+                secure = ssl.create_default_context(cafile=self._ca_file)
+            except OSError as problem:
+                raise InvalidArgumentError(f"ca_file: {self._ca_file} cannot be used: {problem}") from None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0, ssl=secure, keepalive_timeout=30, enable_cleanup_closed=True
@@ -87,7 +90,9 @@ class AiohttpTransport:
         except TimeoutError:
             raise APITimeoutError(RequestInfo.of(request)) from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as problem:
-            raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+            raise unreachable(request, problem) from None
+        except ValueError:  # its text may quote a header
+            raise unsendable(request) from None
         return Response(answer.status, headers, body)
 
     async def close(self) -> None:
@@ -106,10 +111,6 @@ async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIter
     except TimeoutError:
         raise APITimeoutError(RequestInfo.of(request)) from None
     except (aiohttp.ClientError, OSError) as problem:
-        raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+        raise unreachable(request, problem) from None
     finally:
         answer.close()
-
-
-def _explain(problem: Exception) -> str:
-    return f"Connection error: {type(problem).__name__}: {problem}"

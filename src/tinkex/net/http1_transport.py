@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..errors import APIConnectionError, APITimeoutError, InvalidArgumentError, RequestInfo
-from .transport import Request, Response
+from ..errors import APIConnectionError, APITimeoutError, RequestInfo
+from .transport import Request, Response, unsendable
 
 if TYPE_CHECKING:
     from .aiohttp_transport import AiohttpTransport
@@ -24,7 +23,6 @@ __all__ = ["Http1Transport"]
 
 _IDLE_SECONDS = 60.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_BREAKS = re.compile(r"[\r\n\0]")
 _JOIN_BELOW = 64 * 1024  # a small body is sent in one piece with its head
 
 
@@ -99,10 +97,11 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except Exception as problem:  # httptools has a family of its own
-            self._fail(ConnectionError(f"the answer is not HTTP: {problem}"))
-        else:
-            if self.complete and self.waiter is not None and not self.waiter.done():
-                self.waiter.set_result(None)
+            self.keep_alive = False
+            if not self.complete:
+                self._fail(ConnectionError(f"the answer is not HTTP: {problem}"))
+        if self.complete and self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def eof_received(self) -> None:
         """The server will send nothing more."""
@@ -119,6 +118,11 @@ class _Connection(asyncio.Protocol):
         self._fail(ConnectionError(str(error) if error else "the server closed the connection"))
 
     # ---- called by the parser
+
+    def on_message_begin(self) -> None:
+        """An answer begins; a second one nobody asked for must not get mixed up with the first."""
+        if self.complete:
+            raise ConnectionError("more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
@@ -231,12 +235,12 @@ def _head(request: Request, host: str, target: str) -> bytes:
     if request.body is not None or request.method in ("POST", "PUT"):
         lines.append(f"Content-Length: {len(request.body or b'')}")
     text = "\r\n".join(lines)
-    if text.count("\n") != len(lines) + 1 or "\0" in text:
-        bad = next(
-            (name for name, value in request.headers.items() if _BREAKS.search(f"{name}{value}")), "URL"
-        )
-        raise InvalidArgumentError(f"header {bad!r} holds a line break")
-    return f"{text}\r\n\r\n".encode("latin-1")
+    if text.count("\n") != len(lines) + 1 or text.count("\r") != len(lines) + 1 or "\0" in text:
+        raise unsendable(request)
+    try:
+        return f"{text}\r\n\r\n".encode("latin-1")
+    except UnicodeEncodeError:
+        raise unsendable(request) from None
 
 
 def _decoded(connection: _Connection, request: Request) -> bytes:

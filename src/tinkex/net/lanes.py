@@ -26,14 +26,16 @@ _GROUPS: dict[Lane, str] = {
 
 def make_transport(config: Config) -> Transport:
     """The transport for a server: HTTP/1.1 on cleartext, HTTP/2 on TLS, aiohttp through a proxy."""
-    if config.base_url.startswith("https://"):
-        from .pyqwest_transport import PyqwestTransport
+    secure, proxy = config.base_url.startswith("https://"), config.proxied
+    if secure or (proxy is not None and proxy.startswith("socks")):
+        from .pyqwest_transport import PyqwestTransport, works_here
 
-        return PyqwestTransport(ca_file=config.ca_file, proxy=config.proxied)
-    if config.proxied is not None:
+        if works_here():
+            return PyqwestTransport(ca_file=config.ca_file, proxy=proxy)
+    if secure or proxy is not None:
         from .aiohttp_transport import AiohttpTransport
 
-        return AiohttpTransport(ca_file=config.ca_file, proxy=config.proxied)
+        return AiohttpTransport(ca_file=config.ca_file, proxy=proxy)
     from .http1_transport import Http1Transport
 
     return Http1Transport()

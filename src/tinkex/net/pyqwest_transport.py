@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import APIConnectionError, APITimeoutError, RequestInfo
-from .transport import Request, Response
+from ..errors import APITimeoutError, InvalidArgumentError, RequestInfo
+from .transport import Request, Response, unreachable, unsendable
 
 if TYPE_CHECKING:
     import pyqwest
 
-__all__ = ["PyqwestTransport"]
+__all__ = ["PyqwestTransport", "works_here"]
+
+_used_by: int | None = None  # the process that has the library's own threads
+
+
+def works_here() -> bool:
+    """Whether pyqwest can be used: not in the fork of a process that did, which has none of its threads."""
+    return _used_by in (None, os.getpid())
 
 
 class PyqwestTransport:
@@ -23,33 +31,40 @@ class PyqwestTransport:
         self._ca_file, self._proxy = ca_file, proxy
         self._clients: dict[bool, pyqwest.Client] = {}
 
-    def _client(self, follow_redirects: bool) -> pyqwest.Client:
+    def _client(self, request: Request) -> pyqwest.Client:
+        global _used_by
         import pyqwest
 
-        known = self._clients.get(follow_redirects)
+        known = self._clients.get(request.follow_redirects)
         if known is None:
+            _used_by = _used_by or os.getpid()
             options: dict[str, Any] = {}
-            if self._ca_file:
-                options["tls_ca_cert"] = Path(self._ca_file).read_bytes()
             # Without an explicit rule pyqwest looks at the environment itself; the configuration has
             # already done so, with NO_PROXY, and its decision stands.
             direct = pyqwest.Proxy("http://127.0.0.1:9", no_proxy="*,0.0.0.0/0,::/0")
             options["proxy"] = self._proxy or direct
-            transport = pyqwest.HTTPTransport(
-                tls_include_system_certs=True,
-                connect_timeout=None,
-                pool_max_idle_per_host=64,
-                follow_redirects=follow_redirects,
-                enable_otel=False,
-                use_system_dns=True,
-                **options,
-            )
-            known = self._clients[follow_redirects] = pyqwest.Client(transport)
+            try:
+                if self._ca_file:
+                    options["tls_ca_cert"] = Path(self._ca_file).read_bytes()
+                transport = pyqwest.HTTPTransport(
+                    tls_include_system_certs=True,
+                    connect_timeout=request.connect_timeout,
+                    pool_max_idle_per_host=64,
+                    follow_redirects=request.follow_redirects,
+                    enable_otel=False,
+                    use_system_dns=True,
+                    **options,
+                )
+            except (OSError, ValueError) as problem:
+                if not self._ca_file:
+                    raise InvalidArgumentError("the proxy's address cannot be used") from None
+                raise InvalidArgumentError(f"ca_file: {self._ca_file} cannot be used: {problem}") from None
+            known = self._clients[request.follow_redirects] = pyqwest.Client(transport)
         return known
 
     async def send(self, request: Request) -> Response:
         """Send one request and wait for its answer."""
-        client = self._client(request.follow_redirects)
+        client = self._client(request)
         try:
             async with asyncio.timeout(request.timeout):
                 if request.stream:
@@ -62,9 +77,11 @@ class PyqwestTransport:
                 )
         except TimeoutError:
             raise APITimeoutError(RequestInfo.of(request)) from None
+        except ValueError:  # its text may quote a header
+            raise unsendable(request) from None
         except Exception as problem:
             if isinstance(problem, (OSError, RuntimeError)) or _is_http_error(problem):
-                raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+                raise unreachable(request, problem) from None
             raise
         headers = {name.lower(): value for name, value in full.headers.items()}
         return Response(full.status, headers, bytes(full.content))
@@ -87,7 +104,7 @@ async def _chunks(held: Any, answer: Any, request: Request) -> AsyncIterator[byt
         raise APITimeoutError(RequestInfo.of(request)) from None
     except Exception as problem:
         if isinstance(problem, OSError) or _is_http_error(problem):
-            raise APIConnectionError(RequestInfo.of(request), _explain(problem)) from None
+            raise unreachable(request, problem) from None
         raise
     finally:
         await held.__aexit__(None, None, None)
@@ -95,7 +112,3 @@ async def _chunks(held: Any, answer: Any, request: Request) -> AsyncIterator[byt
 
 def _is_http_error(problem: Exception) -> bool:
     return type(problem).__module__.startswith("pyqwest")
-
-
-def _explain(problem: Exception) -> str:
-    return f"Connection error: {type(problem).__name__}: {problem}"

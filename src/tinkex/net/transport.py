@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Request", "Response", "Transport"]
+from ..errors import APIConnectionError, InvalidArgumentError, RequestInfo
+
+__all__ = ["Request", "Response", "Transport", "unreachable", "unsendable"]
+
+_ADDRESS = re.compile(r"\w+://[^\s'\")]+")
+_NOT_IN_A_HEADER = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +51,22 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Free every connection."""
+
+
+def unreachable(request: Request, problem: Exception) -> APIConnectionError:
+    """The error for an answer that did not come; addresses in it lose their query and login."""
+    text = _ADDRESS.sub(lambda found: RequestInfo(url=found.group()).url, str(problem))
+    return APIConnectionError(
+        RequestInfo.of(request), f"Connection error: {type(problem).__name__}: {text}"
+    )
+
+
+def unsendable(request: Request) -> InvalidArgumentError:
+    """The error for a request HTTP has no form for; the value, which may be secret, is not shown."""
+    for name, value in request.headers.items():
+        if _NOT_IN_A_HEADER.search(f"{name}{value}"):
+            return InvalidArgumentError(
+                f"header {name!r} cannot be sent: it holds a line break or another character HTTP "
+                "does not allow"
+            )
+    return InvalidArgumentError(f"the address {RequestInfo.of(request).url!r} cannot be sent")
