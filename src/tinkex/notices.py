@@ -20,6 +20,8 @@ _OFF = frozenset({"0", "false", "no", "off"})
 _given: set[str] = set()
 _silenced: set[str] = set()
 _lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def notice(name: str, text: str, *, stacklevel: int = 4) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from ..net.credentials import CredentialStore, is_jwt
 from ..net.events import Hooks
 from ..net.lanes import Lanes, make_transport
 from ..net.limits import Gate, Throttle
+from ..net.locks import new_lock
 from ..net.metrics import Metrics
 from ..net.transport import Transport
 from ..types.service import (
@@ -50,7 +50,7 @@ class Shared:
         self.training_bytes = Gate(ClientConfigResponse().fwdbwd_dispatch_bytes_semaphore_size)
         self.result_bytes = Gate(ClientConfigResponse().inflight_response_bytes_semaphore_size)
         self.rest = Gate(8)
-        weakref.finalize(self, _close_later, self.lanes, portal().generation)
+        weakref.finalize(self, _close_later, self.lanes, portal().generation).atexit = False
 
     def apply(self, settings: ClientConfigResponse) -> None:
         """Take the server's word on sizes."""
@@ -68,7 +68,7 @@ def _close_later(lanes: Lanes, generation: int) -> None:
 
 
 _shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
-_shared_lock = threading.Lock()
+_shared_lock = new_lock()
 
 
 class Connection:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ import msgspec
 
 from ..config import Config, Secret
 from ..errors import InvalidArgumentError
+from ..net.locks import new_lock
 from ..types.service import ClientConfigResponse, ClientDynamicConfigResponse
 from .connection import Connection
 from .session import Session
@@ -23,7 +22,7 @@ __all__ = ["make_handle", "pickled", "read_handle"]
 
 # Copies of one session in one process share its heartbeat.
 _sessions: weakref.WeakValueDictionary[Any, Session] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = new_lock()
 _SECRET_WORDS = ("auth", "cookie", "key", "password", "secret", "token")
 
 
@@ -60,9 +59,12 @@ def read_handle(handle: str, api_key: str | None) -> SamplingClient:
     """A client from that text."""
     try:
         state = msgspec.json.decode(base64.urlsafe_b64decode(handle))
-        return _restore(state, api_key, None)
-    except (binascii.Error, msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+    except (ValueError, TypeError):
         raise InvalidArgumentError("this is not a sampler handle, or it is cut off") from None
+    try:
+        return _restore(state, api_key, None)
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidArgumentError("this is not a sampler handle: something is missing") from None
 
 
 def pickled(client: SamplingClient) -> Any:

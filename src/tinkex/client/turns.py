@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
+
+from ..net.locks import new_lock
 
 __all__ = ["Line", "Turn"]
 
@@ -58,7 +59,7 @@ class Line:
     """The places of one model's operations, in order."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._turns: deque[Turn] = deque()
         self._numbers = 0
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from ..config import Config, Secret
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 _REFRESH_EARLY = 300.0
 _REFRESH_LATEST = 60.0
 _RETRY_REFRESH = 60.0
+_UNTOLD_LIFE = 600.0  # of a token that does not say when it ends
+_COMMAND_KEPT = 30.0  # how long what a command printed is sent as it is
 
 Exchange = Callable[[str], Awaitable[str]]
 
@@ -37,21 +41,24 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 class Auth:
-    """Gives each request its credential.
+    """Gives each request its credential; belongs to one event loop.
 
     Until `use_tokens` is called the credential goes out as it is.  Afterwards it is exchanged for a
-    token: at first use, again five minutes before the token ends, with one exchange at a time.
+    token: at first use, and again in the background five minutes before the token ends.  One exchange,
+    and one run of a credential command, is under way at a time.
     """
 
     def __init__(self, config: Config, clock: Clock, store: CredentialStore | None = None) -> None:
         self._config, self._clock, self._store = config, clock, store
         self._raw: Secret | None = None
+        self._raw_until = float("inf")
         self._exchange: Exchange | None = None
         self._force_command = False
-        self._token: str | None = None
+        self._token: Secret | None = None
         self._expires = 0.0
+        self._life = 0.0
         self._no_retry_before = 0.0
-        self._lock: asyncio.Lock | None = None
+        self._under_way: dict[str, asyncio.Task[str]] = {}
 
     def raw(self) -> str:
         """The credential as it was given; may run the user's command (blocking)."""
@@ -87,12 +94,12 @@ class Auth:
 
     def cached(self) -> str | None:
         """The header value if it is at hand and fresh; nothing blocks here."""
+        now = self._clock.monotonic()
         if self._exchange is None:
-            needs_command = self._config.credential_command is not None and self._from_command()
-            return self._raw.reveal() if self._raw is not None and not needs_command else None
-        if self._token is not None and self._expires - self._clock.monotonic() > _REFRESH_EARLY:
-            return self._token
-        return None
+            return self._raw.reveal() if self._raw is not None and now < self._raw_until else None
+        # A token that lives for minutes only is renewed in its last quarter.
+        early = min(_REFRESH_EARLY, self._life / 4)
+        return self._token.reveal() if self._token is not None and self._expires - now > early else None
 
     async def header(self) -> str:
         """The header value, made fresh if need be."""
@@ -100,31 +107,87 @@ class Auth:
         if known is not None:
             return known
         if self._exchange is None:
-            return await asyncio.to_thread(self.raw)
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        async with self._lock:
-            known = self.cached()
-            if known is not None:
-                return known
-            return await self._fresh(self._exchange)
-
-    async def _fresh(self, exchange: Exchange) -> str:
+            return await asyncio.shield(self._once("raw", self._find))
         now = self._clock.monotonic()
-        usable = self._token is not None and self._expires - now > _REFRESH_LATEST
-        if usable and now < self._no_retry_before:
-            assert self._token is not None
-            return self._token
+        latest = min(_REFRESH_LATEST, self._life / 8)
+        if self._token is not None and self._expires - now > latest:
+            if now >= self._no_retry_before:
+                self._once("token", self._renew)  # nobody waits for it while the old one is good
+            return self._token.reveal()
+        return await asyncio.shield(self._once("token", self._renew))
+
+    def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, str]]) -> asyncio.Task[str]:
+        """The task that does this now, started if there is none."""
+        task = self._under_way.get(name)
+        if task is None or task.done():
+            task = self._under_way[name] = asyncio.get_running_loop().create_task(work())
+            task.add_done_callback(_seen)
+        return task
+
+    async def _find(self) -> str:
+        if self._config.credential_command is not None and self._from_command():
+            raw = await _off_the_loop(self.raw)
+            self._raw, self._raw_until = Secret(raw), self._clock.monotonic() + _COMMAND_KEPT
+            return raw
+        # A key at hand needs no thread, nor one that was read from the login file before.
+        at_hand = self._raw is not None or self._config.api_key is not None
+        return self.raw() if at_hand else await _off_the_loop(self.raw)
+
+    async def _renew(self) -> str:
+        exchange = self._exchange
+        assert exchange is not None
         try:
-            raw = await asyncio.to_thread(self.raw)
-            self._token = await exchange(raw)
-        except TinkerError:
+            token = await exchange(await self._find())
+        except Exception:
+            now = self._clock.monotonic()
             self._no_retry_before = now + _RETRY_REFRESH
             if self._token is None or self._expires <= now:
                 raise
             logger.warning("the access token could not be renewed; the old one is used meanwhile")
-            return self._token
-        expires = claims_of(self._token).get("exp")
-        left = float(expires) - self._clock.now().timestamp() if isinstance(expires, (int, float)) else 0.0
-        self._expires = self._clock.monotonic() + left
-        return self._token
+            return self._token.reveal()
+        self._token, self._life = Secret(token), _life_of(token, self._clock.now().timestamp())
+        self._expires = self._clock.monotonic() + self._life
+        return token
+
+
+def _life_of(token: str, now: float) -> float:
+    """The seconds a new token is good for."""
+    claims = claims_of(token)
+    begins, ends = claims.get("iat"), claims.get("exp")
+    if not isinstance(ends, (int, float)):
+        return _UNTOLD_LIFE
+    if ends > now:
+        return ends - now
+    # A new token that is over already: this machine's clock is ahead of the server's.
+    return max(ends - begins, 0.0) if isinstance(begins, (int, float)) else _UNTOLD_LIFE
+
+
+def _seen(task: asyncio.Task[str]) -> None:
+    if not task.cancelled():
+        task.exception()  # whoever waits is told; a background renewal may have nobody
+
+
+async def _off_the_loop(function: Callable[[], str]) -> str:
+    """Call something that may block, in a thread that does not hold up the interpreter's exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[str] = loop.create_future()
+
+    def settle(result: str, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result, error = "", None
+        try:
+            result = function()
+        except Exception as problem:
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and whoever waited with it
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="tinkex-credential", daemon=True).start()
+    return await done

@@ -40,9 +40,11 @@ class Breaker:
             )
         self._probing = True
 
-    def after(self, ok: bool) -> None:
-        """Note how a call ended."""
+    def after(self, ok: bool | None) -> None:
+        """Note how a call ended; None if nothing was learnt from it."""
         self._probing = False
+        if ok is None:
+            return
         if ok:
             self._failed, self._opened_at = 0, None
             return

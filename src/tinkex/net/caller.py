@@ -5,6 +5,7 @@ A call is one logical operation; however often it is sent, its key and body stay
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import platform
 import sys
@@ -163,13 +164,14 @@ class Caller:
             breaker.before()
         started = self.clock.monotonic()
         try:
-            response = await self.lanes.send(route.lane, request)
+            response = await self._send(route, request)
             if 300 <= response.status < 400 and follow_redirects:
                 response = await self._follow(route, request, response)
-        except APIConnectionError:
-            self.metrics.count(f"unreachable.{route.name}")
+        except BaseException as error:
             if breaker is not None:
-                breaker.after(False)
+                breaker.after(False if isinstance(error, APIConnectionError) else None)
+            if isinstance(error, APIConnectionError):
+                self.metrics.count(f"unreachable.{route.name}")
             raise
         took = self.clock.monotonic() - started
         self.metrics.observe(route.name, took)
@@ -183,6 +185,18 @@ class Caller:
             raise await self._refusal(request, response, result)
         return response
 
+    async def _send(self, route: Route, request: Request) -> Response:
+        try:
+            return await self.lanes.send(route.lane, request)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this task: the HTTP library dropped the request by itself.
+            raise APIConnectionError(
+                RequestInfo.of(request), "Connection error: the request was dropped."
+            ) from None
+
     async def _follow(self, route: Route, request: Request, response: Response) -> Response:
         for _ in range(MOST_REDIRECTS):
             onward = redirected(request, response)
@@ -191,7 +205,7 @@ class Caller:
             if response.chunks is not None:
                 async for _piece in response.chunks:  # to its end, so that the connection is free again
                     pass
-            request, response = onward, await self.lanes.send(route.lane, onward)
+            request, response = onward, await self._send(route, onward)
         raise APIConnectionError(RequestInfo.of(request), "Connection error: too many redirects.")
 
     async def _refusal(self, request: Request, response: Response, result: bool) -> APIError:

@@ -51,7 +51,10 @@ class CredentialStore:
     """The login file, `~/.tinker/credentials.json`, readable by its owner alone."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or Path.home() / ".tinker" / "credentials.json"
+        try:
+            self.path = path or Path.home() / ".tinker" / "credentials.json"
+        except RuntimeError as problem:
+            raise TinkerError(f"The login file has no place: {problem} " + _HOW) from None
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -90,19 +93,20 @@ class CredentialStore:
         self._write({"version": 1, "default": key.id, "keys": keys})
 
     def remove_default(self) -> StoredKey | None:
-        """Forget the default key."""
+        """Forget the default key; no other takes its place."""
         held = self.default()
         if held is not None:
             keys = {k: v for k, v in self._read()["keys"].items() if k != held.id}
-            self._write({"version": 1, "default": next(iter(keys), None), "keys": keys})
+            self._write({"version": 1, "default": None, "keys": keys})
         return held
 
     def _write(self, data: dict[str, Any]) -> None:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Written beside the file with its final mode, then moved over it: never half, never open.
+        if not self.path.parent.is_dir():
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.parent.chmod(0o700)  # the umask had a say in the line above
+        # Written beside the file, for its owner alone as mkstemp does, then moved over it: never half.
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".credentials-")
         try:
-            os.fchmod(handle, 0o600)
             with os.fdopen(handle, "w") as file:
                 json.dump(data, file, indent=2)
             Path(name).replace(self.path)
@@ -118,13 +122,17 @@ def run_command(command: str) -> Secret:
         done = subprocess.run(  # noqa: S602
             command,
             shell=True,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_COMMAND_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise TinkerError(f"TINKER_CREDENTIAL_CMD took more than {_COMMAND_SECONDS} s") from None
+    except OSError as problem:
+        raise TinkerError(f"TINKER_CREDENTIAL_CMD could not be run: {problem.strerror}") from None
     credential = done.stdout.strip()
     if done.returncode != 0 or not credential:
         # Its output may hold a secret, so only the exit code is told.

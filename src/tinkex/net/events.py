@@ -16,9 +16,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from .locks import new_lock
+
 __all__ = ["Event", "Hooks", "context", "current_tags"]
 
 logger = logging.getLogger(__name__)
+
+MOST_WAITING = 10_000
+_IDLE_SECONDS = 2.0
 
 _TAGS: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
     "tinkex_tags", default=MappingProxyType({})
@@ -54,13 +59,17 @@ def current_tags() -> Mapping[str, str]:
 
 
 class Hooks:
-    """A list of hooks and the thread that calls them."""
+    """A list of hooks and the thread that calls them, which lives while there is something to tell.
+
+    A hook that is too slow loses events, which `dropped` counts; nobody waits for it.
+    """
 
     def __init__(self) -> None:
         self._hooks: tuple[Hook, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._queue: queue.SimpleQueue[tuple[Hook, Event] | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.dropped = 0
 
     def add(self, hook: Hook) -> Callable[[], None]:
         """Call `hook` with every event from now on; returns how to stop that."""
@@ -77,29 +86,43 @@ class Hooks:
         return bool(self._hooks)
 
     def emit(self, kind: str, name: str, **data: Any) -> None:
-        """Tell the hooks; costs nothing when there are none."""
+        """Tell the hooks; costs nothing when there are none, and never raises."""
         if not self._hooks:
             return
         event = Event(kind, name, data, current_tags())
         for hook in self._hooks:
-            self._queue.put((hook, event))
-        if self._thread is None or not self._thread.is_alive():
-            with self._lock:
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="tinkex-hooks", daemon=True)
-                    self._thread.start()
+            if self._queue.qsize() < MOST_WAITING:
+                self._queue.put((hook, event))
+            else:
+                self.dropped += 1
+                if self.dropped == 1:
+                    logger.warning("an event hook is too slow: events are dropped")
+        self._wake()
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until every event told so far has reached its hooks."""
-        if self._thread is None:
-            return True
         reached = threading.Event()
         self._queue.put(reached)
+        self._wake()
         return reached.wait(timeout)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="tinkex-hooks", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter is ending
+                    self._thread.start()
 
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
+            try:
+                item = self._queue.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:  # whoever puts something in looks for the thread under the same lock
+                    if self._queue.empty():
+                        self._thread = None
+                        return
+                continue
             if isinstance(item, threading.Event):
                 item.set()
                 continue
@@ -108,3 +131,4 @@ class Hooks:
                 hook(event)
             except Exception:
                 logger.exception("an event hook failed on %s %s", event.kind, event.name)
+            del item, hook, event

@@ -22,7 +22,7 @@ class _Line:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(not future.done() for future, _ in self._waiting)
 
     def head(self) -> int | None:
         """What the first waiter needs."""
@@ -61,7 +61,7 @@ class Gate:
             self._admit()
 
     async def _enter(self, units: int) -> None:
-        if self._line.head() is None and self.inside + units <= self.capacity:
+        if self._line.head() is None and self._fits(units):
             self.inside += units
             return
         ticket = self._line.join(units)
@@ -74,10 +74,19 @@ class Gate:
             self._admit()
             raise
 
+    def _fits(self, units: int) -> bool:
+        # Alone in any case: the capacity may have shrunk since the units were counted.
+        return self.inside == 0 or self.inside + units <= self.capacity
+
     def _admit(self) -> None:
-        while (need := self._line.head()) is not None and self.inside + need <= self.capacity:
+        while (need := self._line.head()) is not None and self._fits(need):
             self.inside += need
             self._line.call()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._line)
 
     def __repr__(self) -> str:
         return f"Gate(inside={self.inside}, capacity={self.capacity}, waiting={len(self._line)})"
@@ -126,7 +135,7 @@ class Throttle:
         """The server refused for load: halve the concurrency and pause everyone."""
         now = self._clock.monotonic()
         # Refusals of requests that were under way together count once.
-        if now - self._halved_at > min(delay, 1.0) * 0.5:
+        if now - self._halved_at > min(max(delay, 0.5), 1.0) * 0.5:
             self.limit = max(self.limit / 2.0, 1.0)
             self._halved_at = now
         self.paused_until = max(self.paused_until, now + delay)
@@ -147,6 +156,11 @@ class Throttle:
             return
         if self._clock.monotonic() < self.paused_until:
             self._timer = asyncio.get_running_loop().create_task(self._wake())
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._line)
 
     async def _wake(self) -> None:
         try:

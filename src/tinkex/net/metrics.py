@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import bisect
 import math
-import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
+
+from .locks import new_lock
 
 __all__ = ["Metrics"]
 
@@ -46,7 +47,7 @@ class Metrics:
     """Counts and times by name; safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._counters: dict[str, int] = defaultdict(int)
         self._gauges: dict[str, float] = {}
         self._histograms: dict[str, _Histogram] = defaultdict(_Histogram)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from ..errors import APIConnectionError, APIStatusError, RequestFailedError, TinkerError
 from ..wire.headers import should_retry
 
-__all__ = ["Decision", "Operation", "backoff", "decide"]
+__all__ = ["Decision", "Operation", "advised", "backoff", "decide"]
 
 BILLING_PAUSE = 5.0
 _FIRST, _LONGEST = 0.5, 10.0
+_AT_ONCE = 0.05  # advice below this, a date in the past say, would make a hot loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ def backoff(attempt: int, chance: float, first: float = _FIRST, longest: float =
     return float(min(first * 2.0 ** min(attempt, 30), longest)) * (0.75 + 0.25 * chance)
 
 
+def advised(delay: float, attempt: int, chance: float) -> float:
+    """The wait a server asked for: waiters told the same come back spread out, never early.
+
+    One that asks for none gets short waits that grow.
+    """
+    if delay < _AT_ONCE:
+        return backoff(attempt, chance, _AT_ONCE, 1.0)
+    return delay * (1.0 + 0.1 * chance)
+
+
 def decide(
     error: TinkerError, operation: Operation, attempt: int, elapsed: float, chance: float
 ) -> Decision:
@@ -62,8 +73,7 @@ def decide(
     else:
         retry, reason = operation.resubmits and error.retryable, str(error)
     if error.retry_after is not None:
-        # Waiters told the same delay come back spread out, never early.
-        wait = error.retry_after * (1.0 + 0.1 * chance)
+        wait = advised(error.retry_after, attempt, chance)
     if not retry:
         return Decision(False, reason=reason)
     if attempt + 1 >= operation.attempts or elapsed + wait > seconds:
