@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from ..errors import ClientClosedError
+from ..notices import notice
 
 __all__ = ["APIFuture", "Future", "Progress"]
 
@@ -31,7 +35,7 @@ class _Outbox:
     """Wakes tasks of other event loops; many at once cost one wake-up."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt whoever holds it
         self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def wake(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
@@ -40,12 +44,12 @@ class _Outbox:
             if known is not None:
                 known.append(waiter)
                 return
-            self._waiting[loop] = [waiter]
-        try:
-            loop.call_soon_threadsafe(self._flush, loop)
-        except RuntimeError:  # that loop is closed: nobody waits any more
-            with self._lock:
-                self._waiting.pop(loop, None)
+            for gone in [each for each in self._waiting if each.is_closed()]:
+                del self._waiting[gone]  # it was closed before it could run `_flush`
+            # In this order: an interrupt in between costs a wake-up too many, not one too few.
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._flush, loop)
+                self._waiting[loop] = [waiter]
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
@@ -82,12 +86,14 @@ class _Callbacks:
 
 _outbox = _Outbox()
 _callbacks = _Callbacks()
+_generation = 0  # counts forks
 
 
 def forget_threads() -> None:
     """After a fork the helper threads are gone; start afresh."""
-    global _outbox, _callbacks
+    global _outbox, _callbacks, _generation
     _outbox, _callbacks = _Outbox(), _Callbacks()
+    _generation += 1
 
 
 class Future(concurrent.futures.Future[T], Generic[T]):
@@ -104,6 +110,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._bridges: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stop: Callable[[], None] | None = None
         self._own_thread: int | None = None
+        self._made_in = _generation
 
     @property
     def request_id(self) -> str | None:
@@ -114,13 +121,27 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """The future itself, which is also a `concurrent.futures.Future`."""
         return self
 
+    def done(self) -> bool:
+        """Whether the work has ended, in whatever way."""
+        self._after_fork()
+        return super().done()
+
     def result(self, timeout: float | None = None) -> T:
         """Block until the result is there; `TimeoutError` leaves the work running."""
         if not self.done():
-            if self._own_thread == threading.get_ident():
-                raise RuntimeError("result() would block the thread that has to produce the result")
-            _warn_if_in_loop()
+            self._about_to_block("result")
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the work has ended; the error it ended with, or None."""
+        if not self.done():
+            self._about_to_block("exception")
+        return super().exception(timeout)
+
+    def _about_to_block(self, method: str) -> None:
+        if self._own_thread == threading.get_ident():
+            raise RuntimeError(f"{method}() would block the thread that has to produce the result")
+        _warn_if_in_loop(method)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Wait until the result is there; `TimeoutError` leaves the work running."""
@@ -140,20 +161,41 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                         async with asyncio.timeout(timeout):
                             await waiter
                 finally:
-                    if bridge in self._bridges:
+                    with contextlib.suppress(ValueError):  # taken over by `_invoke_callbacks`
                         self._bridges.remove(bridge)
-        return super().result()
+        try:
+            return super().result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError from None  # as awaiting any cancelled future does
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
 
     def cancel(self) -> bool:
         """Stop the work if it can be stopped; False if it was done already."""
+        self._after_fork()
         if not super().cancel():
             return False
-        if self._stop is not None:
+        with self._condition:
+            first = self._state == concurrent.futures._base.CANCELLED
+            if first:
+                self.set_running_or_notify_cancel()  # tells `concurrent.futures.wait` and its like
+        if first and self._stop is not None:
             self._stop()
         return True
+
+    def _after_fork(self) -> None:
+        """Work begun before a fork goes on in the parent: here its future has failed."""
+        if self._made_in == _generation:
+            return
+        self._made_in = _generation
+        self._condition = threading.Condition()  # a thread of the parent may have held it
+        self._stop, self._bridges = None, []
+        self._done_callbacks: list[Callable[[Any], Any]] = []
+        if self._state not in _ENDED:
+            self.set_exception(
+                ClientClosedError("this future was made before a fork; its result is the parent's")
+            )
 
     def _invoke_callbacks(self) -> None:
         # Called by the base class with the state final, from whichever thread set it.
@@ -161,7 +203,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         bridges, self._bridges = self._bridges, []
         for loop, waiter in bridges:
             _outbox.wake(loop, waiter)
-        for callback in self._done_callbacks:  # type: ignore[attr-defined]
+        for callback in self._done_callbacks:
             _callbacks.run(callback, self)
 
 
@@ -174,15 +216,13 @@ _ENDED = (
 APIFuture = Future
 
 
-def _warn_if_in_loop() -> None:
+def _warn_if_in_loop(method: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    from ..notices import notice
-
     notice(
         "blocking-call",
-        "result() was called inside a running event loop and blocks it; use `await future` "
+        f"{method}() was called inside a running event loop and blocks it; use `await future` "
         "(or the `_async` form of the method that made it).",
     )

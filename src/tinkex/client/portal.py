@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import contextvars
 import logging
@@ -43,7 +44,7 @@ class Portal:
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
         self._inbox: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt whoever holds it
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -64,7 +65,13 @@ class Portal:
         """
         future = Future[T]() if future is None else future
         held = contextvars.copy_context()
-        self.call(lambda: self._begin(work, future, held, cleanup, on_error))
+        try:
+            self.call(lambda: self._begin(work, future, held, cleanup, on_error))
+        except ClientClosedError:
+            work.close()
+            if cleanup is not None:
+                cleanup()
+            raise
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -79,11 +86,11 @@ class Portal:
             if self._thread is None:
                 self._launch()
             self._inbox.append(function)
-            if self._woken:
-                return
-            self._woken = True
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._drain)
+            if not self._woken:
+                assert self._loop is not None
+                # In this order: an interrupt in between costs a wake-up too many, not one too few.
+                self._loop.call_soon_threadsafe(self._drain)
+                self._woken = True
 
     def here(self) -> bool:
         """Whether this is the loop's own thread."""
@@ -101,10 +108,15 @@ class Portal:
 
         def work() -> None:
             asyncio.set_event_loop(loop)
-            loop.run_forever()
+            while not self._closed:
+                try:
+                    loop.run_forever()
+                except BaseException:  # a SystemExit in a task comes through to here
+                    logger.exception("the background loop was interrupted; it goes on")
 
-        self._thread = threading.Thread(target=work, name="tinkex-portal", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=work, name="tinkex-portal", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _drain(self) -> None:
         with self._lock:
@@ -138,9 +150,11 @@ class Portal:
         def ended(done: asyncio.Task[T]) -> None:
             self._tasks.discard(done)
             future._stop = None
-            if cleanup is not None:
-                cleanup()
-            error = _settle(future, done)
+            try:
+                if cleanup is not None:
+                    cleanup()
+            finally:
+                error = _settle(future, done)
             if error is not None and on_error is not None:
                 on_error(error)
 
@@ -150,6 +164,8 @@ class Portal:
         def cancel() -> None:
             task.cancel()
 
+        if portal() is not self:
+            return  # the task is the parent's
         with contextlib.suppress(ClientClosedError):
             self.call(cancel)
 
@@ -163,7 +179,7 @@ class Portal:
             return
         goodbyes = [make() for make in self.at_exit]
         if goodbyes:
-            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
                 self.start(_all(goodbyes)).exception(_EXIT_SECONDS)
         loop = self._loop
         with self._lock:
@@ -192,12 +208,14 @@ def _settle(future: Future[T], done: asyncio.Task[T]) -> BaseException | None:
             future.set_exception(error)
         else:
             future.set_result(done.result())
-    except asyncio.InvalidStateError:  # cancelled by its owner in this very moment
+    except concurrent.futures.InvalidStateError:  # cancelled by its owner in this very moment
         return None
     return error
 
 
 _portal = Portal()
+# Of the processes this one was forked from; freeing a loop that seems to run is an error.
+_left_behind: list[Portal] = []
 
 
 def portal() -> Portal:
@@ -208,6 +226,7 @@ def portal() -> Portal:
 def _after_fork() -> None:
     global _portal
     forget_threads()
+    _left_behind.append(_portal)
     _portal = Portal(_portal.generation + 1)
 
 
