@@ -101,6 +101,11 @@ def program_folder(where: Path) -> Path:
     return folder
 
 
+def test_a_module_of_the_sdk_itself_can_be_run():
+    contract = (HERE.parent / "docs" / "contract.json").read_text()
+    assert output(as_tinker("-m", "tinker.wire.contract")) == contract.strip()
+
+
 def test_text_is_run_with_its_arguments():
     assert output(as_tinker("-c", "import sys; print(sys.argv, __name__)", "a")) == "['-c', 'a'] __main__"
 
