@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import subprocess
+import sys
+import textwrap
 import weakref
 from typing import Any
 
@@ -16,7 +19,7 @@ from tinkex.client.portal import portal
 from tinkex.client.telemetry import BATCH, DRAIN_SECONDS, MOST_EVENTS, Telemetry
 from tinkex.config import Config
 from tinkex.errors import APIConnectionError, BadRequestError, RequestFailedError, TinkerError
-from tinkex.testing import FakeClock
+from tinkex.testing import FakeClock, FakeServer, FakeService
 
 KEY = "tml-very-secret-key-000"
 
@@ -331,3 +334,31 @@ def test_no_credential_header_or_body_is_ever_sent(rig: Rig) -> None:
             assert secret not in text
     noted = [event for event in events(rig) if event.get("event_name") == "custom"]
     assert noted[0]["event_data"] == {"note": "used [removed]", "fine": 1}
+
+
+# ---- other clients, and the process's end
+
+
+def test_a_rest_client_reports_without_a_session(rig: Rig) -> None:
+    client = rig.client(telemetry=True)._rest()
+    rig.service.faults.add("get_training_run", status=404, body={"detail": "no such run"}, times=1)
+    with pytest.raises(TinkerError):
+        client.get_training_run("nowhere").result(WAIT)
+    assert has_come(rig, 1)
+    assert events(rig)[0]["event_data"]["status_code"] == 404
+    assert batches(rig)[0]["session_id"].startswith("sessionless-")
+
+
+def test_a_process_that_forgets_to_close_still_tells_the_end() -> None:
+    script = """
+        import sys, tinkex
+        client = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-test", telemetry=True)
+        client.create_sampling_client(base_model="Qwen/Qwen3-8B")
+    """
+    service = FakeService()
+    with FakeServer(service) as server:
+        command = [sys.executable, "-c", textwrap.dedent(script), server.base_url]
+        subprocess.run(command, check=True, timeout=60)
+    told = [event["event"] for call in service.calls_to("telemetry") for event in call.json["events"]]
+    assert told == ["SESSION_START", "SESSION_END"]
+    assert [session.ended for session in service.world.sessions.values()] == ["interrupted"]

@@ -21,7 +21,6 @@ from ..wire.jsonbody import encode
 from ..wire.routes import Route, route
 from .connection import Connection, MakeTransport
 from .future import Future
-from .portal import portal
 from .session import Session
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class RestCalls:
         if self.holder.finished or self.holder.connection.closed:
             work.close()
             raise ClientClosedError(f"the ServiceClient behind this {type(self).__name__} is closed")
-        return portal().start(work)
+        return self.holder.start(work)
 
     async def _call(
         self,
