@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from .client.custom_loss import LossHandle as LossHandle
     from .client.custom_loss import PerDatumLossFn as PerDatumLossFn
     from .client.future import APIFuture as APIFuture
+    from .client.many import ManySamples as ManySamples
+    from .client.many import Sampled as Sampled
     from .client.options import RequestOptions as RequestOptions
     from .client.options import Timeout as Timeout
     from .client.rest import RestClient as RestClient
     from .client.retry_config import RetryConfig as RetryConfig
     from .client.sampling import SamplingClient as SamplingClient
     from .client.service import ServiceClient as ServiceClient
+    from .client.streaming import SampleStream as SampleStream
+    from .client.streaming import StreamedTokens as StreamedTokens
     from .client.training import TrainingClient as TrainingClient
     from .config import Config as Config
     from .errors import APIConnectionError as APIConnectionError
@@ -83,6 +87,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "client.service": "ServiceClient",
     "client.training": "TrainingClient",
+    "client.streaming": "SampleStream StreamedTokens",
+    "client.many": "ManySamples Sampled",
     "client.sampling": "SamplingClient",
     "client.rest": "RestClient",
     "client.admin": "AdminClient",
