@@ -129,12 +129,13 @@ class ModelLine:
     ) -> asyncio.Task[ForwardBackwardOutput]:
         connection = self.session.connection
         headers = {"Content-Type": PROTOBUF}
-        payload: bytes | bytearray = body.numbered(number)
+        payload: bytes | memoryview = body.numbered(number)
         async with connection.shared.training_bytes.hold(len(payload)):
             if squeeze:
                 headers["Content-Encoding"] = "zstd"
-                payload = await asyncio.to_thread(compress, bytes(payload))
+                payload = await asyncio.to_thread(compress, payload)
             ticket, seconds = await self._submit(_PASS, payload, headers)
+        body.release()
         connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
         wait = wait_for_result(
             connection, _PASS, ticket.request_id, progress=progress, submit_seconds=seconds
@@ -149,7 +150,7 @@ class ModelLine:
             _drop(waits)
 
     async def _submit(
-        self, origin: Route, body: bytes | bytearray, headers: Mapping[str, str] | None = None
+        self, origin: Route, body: bytes | memoryview, headers: Mapping[str, str] | None = None
     ) -> tuple[UntypedAPIFuture, float]:
         connection = self.session.connection
         started = connection.clock.monotonic()

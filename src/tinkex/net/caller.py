@@ -36,6 +36,7 @@ from .lanes import Lanes
 from .metrics import Metrics
 from .policy import Operation, decide
 from .redirects import MOST_REDIRECTS, redirected
+from .teller import Teller
 from .trace import trace_headers
 from .transport import Request, Response
 
@@ -75,17 +76,19 @@ class Caller:
         clock: Clock,
         hooks: Hooks | None = None,
         metrics: Metrics | None = None,
+        teller: Teller | None = None,
     ) -> None:
         self.config, self.lanes, self.auth, self.clock = config, lanes, auth, clock
         self.hooks = hooks or Hooks()
         self.metrics = metrics or Metrics()
+        self.teller = teller or Teller(clock)
         self._standing = _standing_headers(config)
         self._breakers: dict[str, Breaker] = {}
 
     async def call(
         self,
         route: Route,
-        body: bytes | bytearray | None = None,
+        body: bytes | memoryview | None = None,
         *,
         headers: Mapping[str, str] | None = None,
         path: Mapping[str, str] | None = None,
@@ -100,7 +103,6 @@ class Caller:
         operation = operation or Operation(route.name, seconds=self.config.retry_seconds)
         key = key or new_key()
         started = self.clock.monotonic()
-        told = started + _SAY_AFTER - _SAY_AGAIN
         attempt = 0
         while True:
             try:
@@ -109,28 +111,26 @@ class Caller:
                     key=key, attempt=attempt, credential=credential, follow_redirects=follow_redirects,
                 )  # fmt: skip
             except TinkerError as error:
-                now = self.clock.monotonic()
-                decision = decide(error, operation, attempt, now - started, self.clock.random())
+                elapsed = self.clock.monotonic() - started
+                decision = decide(error, operation, attempt, elapsed, self.clock.random())
                 if not decision.retry:
                     raise
                 self.metrics.count(f"retry.{route.name}")
                 self.hooks.emit("retry", route.name, attempt=attempt, delay=decision.delay, error=error)
-                if now + decision.delay - told >= _SAY_AGAIN:
-                    told = now
-                    self._say(route, decision.reason, decision.delay, operation.seconds - (now - started))
+                if elapsed + decision.delay >= _SAY_AFTER:
+                    self.teller.say(
+                        logger, f"{route.name}:{type(error).__name__}", _SAY_AGAIN,
+                        "%s at %s: %s; trying again in %.1f s (for up to %.0f s more)",
+                        route.name, self.config.base_url, decision.reason, decision.delay,
+                        max(operation.seconds - elapsed, 0.0),
+                    )  # fmt: skip
                 await self.clock.sleep(decision.delay)
                 attempt += 1
-
-    def _say(self, route: Route, reason: str, delay: float, left: float) -> None:
-        logger.warning(
-            "%s at %s: %s; trying again in %.1f s (for up to %.0f s more)",
-            route.name, self.config.base_url, reason, delay, max(left, 0.0),
-        )  # fmt: skip
 
     async def once(
         self,
         route: Route,
-        body: bytes | bytearray | None = None,
+        body: bytes | memoryview | None = None,
         *,
         headers: Mapping[str, str] | None = None,
         path: Mapping[str, str] | None = None,
@@ -223,7 +223,7 @@ class Caller:
         logger.log(level, "the server says: %s", response.headers[DEPRECATION_NOTE])
 
     async def read(
-        self, kind: Any, route: Route, body: bytes | bytearray | None = None, **options: Any
+        self, kind: Any, route: Route, body: bytes | memoryview | None = None, **options: Any
     ) -> Any:
         """Call and read the JSON answer as a record."""
         response = await self.call(route, body, **options)

@@ -47,7 +47,7 @@ class _Connection(asyncio.Protocol):
         self.complete = False
         self.keep_alive = False
 
-    async def exchange(self, head: bytes, body: bytes | bytearray | None, seconds: float) -> bool:
+    async def exchange(self, head: bytes, body: bytes | memoryview | None, seconds: float) -> bool:
         """Send a request and wait for the whole answer; True if the connection can be used again."""
         loop = asyncio.get_running_loop()
         self._start()

@@ -65,16 +65,15 @@ class PyqwestTransport:
     async def send(self, request: Request) -> Response:
         """Send one request and wait for its answer."""
         client = self._client(request)
+        body = bytes(request.body) if isinstance(request.body, memoryview) else request.body
         try:
             async with asyncio.timeout(request.timeout):
                 if request.stream:
-                    held = client.stream(request.method, request.url, dict(request.headers), request.body)
+                    held = client.stream(request.method, request.url, dict(request.headers), body)
                     answer = await held.__aenter__()
                     headers = {name.lower(): value for name, value in answer.headers.items()}
                     return Response(answer.status, headers, chunks=_chunks(held, answer, request))
-                full = await client.execute(
-                    request.method, request.url, dict(request.headers), request.body
-                )
+                full = await client.execute(request.method, request.url, dict(request.headers), body)
         except TimeoutError:
             raise APITimeoutError(RequestInfo.of(request)) from None
         except ValueError:  # its text may quote a header

@@ -22,7 +22,7 @@ class Request:
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a credential
-    body: bytes | bytearray | None = field(default=None, repr=False)
+    body: bytes | memoryview | None = field(default=None, repr=False)
     timeout: float = 60.0
     connect_timeout: float = 5.0
     stream: bool = False  # answer with `chunks` as they come instead of a whole `body`

@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["Writer", "varint"]
 
 _LENGTH_DELIMITED = 2
+_SMALL_PIECE = 1024
 _double = struct.Struct("<d").pack
 
 
@@ -79,3 +80,21 @@ class Writer:
     def bytes(self) -> bytes:
         """The message, joined."""
         return b"".join(self.parts)
+
+    def write_into(self, target: memoryview) -> None:
+        """The message, written to memory of its length; runs of small pieces go as one."""
+        start = 0
+        small: list[bytes] = []
+        for part in [*self.parts, None]:
+            if type(part) is bytes and len(part) < _SMALL_PIECE:
+                small.append(part)
+                continue
+            if small:
+                joined = b"".join(small)
+                small.clear()
+                target[start : start + len(joined)] = joined
+                start += len(joined)
+            if part is not None:
+                piece = memoryview(part).cast("B")
+                target[start : start + len(piece)] = piece
+                start += len(piece)

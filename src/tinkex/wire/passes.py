@@ -17,6 +17,7 @@ from ..types.losses import check_loss
 from ..types.model_input import ModelInput
 from ..types.provenance_spans import PromptProvenanceSpan, ProvenanceSpans, SampledProvenanceSpan
 from ..types.tensor_data import TensorData, TensorDtype
+from .buffers import BufferPool
 from .fields import Writer, varint
 from .tensors import dtype_name, from_message, take_buffer, write_named
 
@@ -68,31 +69,42 @@ class PassBody:
     """An encoded pass whose number is filled in when its turn to be sent has come.
 
     The number is the last field, as a varint padded to five bytes, so that filling it in moves
-    nothing; the arrays were copied when the body was made.
+    nothing; the arrays were copied when the body was made.  `release` gives its memory to later
+    bodies, once nobody will send it again.
     """
 
-    __slots__ = ("_body", "datums")
+    __slots__ = ("_buffer", "_view", "datums")
 
     def __init__(self, request: PassRequest) -> None:
         message = Writer()
         message.text(1, request.model_id)
         _write_pass(message, request)
         message.raw(b"\x10" + bytes(_NUMBER_BYTES))
-        self._body = bytearray().join(message.parts)
+        self._buffer: bytearray | None = _buffers.take(message.length)
+        self._view = memoryview(self._buffer)[: message.length]
+        message.write_into(self._view)
         self.datums = len(request.data)
 
     def __len__(self) -> int:
-        return len(self._body)
+        return len(self._view)
 
-    def numbered(self, seq_id: int) -> bytearray:
+    def numbered(self, seq_id: int) -> memoryview:
         """The body with its number."""
         _check_seq_id(seq_id)
         groups = [seq_id >> (7 * i) & 0x7F for i in range(_NUMBER_BYTES)]
         padded = [group | 0x80 for group in groups[:-1]] + groups[-1:]
-        self._body[-_NUMBER_BYTES:] = bytes(padded)
-        return self._body
+        self._view[-_NUMBER_BYTES:] = bytes(padded)
+        return self._view
+
+    def release(self) -> None:
+        """The server has it: its memory may be used for another body."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._view = memoryview(b"")
+            _buffers.give(buffer)
 
 
+_buffers = BufferPool()
 _NUMBER_BYTES = 5
 
 

@@ -18,7 +18,7 @@ class BodyTooLarge(InvalidArgumentError):
         super().__init__(f"the body unpacks to more than the {limit} bytes allowed")
 
 
-def compress(body: bytes) -> bytes:
+def compress(body: bytes | memoryview) -> bytes:
     """One zstd frame at the default level."""
     import zstandard
 
