@@ -24,6 +24,7 @@ from ..net.lanes import Lanes, make_transport
 from ..net.limits import Gate, Throttle
 from ..net.locks import new_lock
 from ..net.metrics import Metrics
+from ..net.teller import Teller
 from ..net.transport import Transport
 from ..types.service import (
     AuthTokenResponse,
@@ -87,7 +88,7 @@ class Connection:
         self.config = config
         self.clock = clock or SystemClock()
         self._own_clock = clock
-        self.hooks, self.metrics = Hooks(), Metrics()
+        self.hooks, self.metrics, self.teller = Hooks(), Metrics(), Teller(self.clock)
         self.closed = False
         self._make, self._store = make_transport, store
         self._known, self.dynamic = settings, dynamic or ClientDynamicConfigResponse()
@@ -111,7 +112,9 @@ class Connection:
                 held = _shared.get(key)
                 if held is None:
                     held = _shared[key] = Shared(self.config, self.clock, self._make)
-            self._caller = Caller(self.config, held.lanes, auth, self.clock, self.hooks, self.metrics)
+            self._caller = Caller(
+                self.config, held.lanes, auth, self.clock, self.hooks, self.metrics, self.teller
+            )
             self._held, self._auth, self._generation = held, auth, generation
             self._ready = None
             if self._known is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+from collections.abc import Callable
 
-from ..errors import APIStatusError, APITimeoutError, TinkerError
+from ..errors import APIResponseValidationError, APIStatusError, APITimeoutError, TinkerError
 from ..net.caller import read_answer
-from ..net.policy import backoff
+from ..net.policy import advised, backoff
 from ..types.futures import (
     FutureFinished,
     FuturesRetrieveRequest,
@@ -23,6 +25,7 @@ __all__ = ["Poller"]
 logger = logging.getLogger(__name__)
 
 _MANY = route("retrieve_futures")
+_HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
 
 
 class Poller:
@@ -32,11 +35,18 @@ class Poller:
     call makes everyone poll for themselves.
     """
 
-    def __init__(self, connection: Connection, sampling_session_id: str, clone: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        sampling_session_id: str,
+        clone: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self._target = SamplingSessionFuturesTarget(
             sampling_session_id=sampling_session_id, cloned_sampler_id=clone
         )
+        self._check = check  # raises when everyone's patience is over
         self._cursor = 0
         self._waiting: dict[str, asyncio.Future[int]] = {}
         self._early: dict[str, int] = {}  # done before anyone asked
@@ -62,9 +72,16 @@ class Poller:
 
     def fetched(self, request_id: str) -> None:
         """The result is here; the server may forget it."""
-        self._fetched.append(request_id)
+        if self.available:
+            self._fetched.append(request_id)
 
     async def _run(self) -> None:
+        try:
+            await self._poll()
+        finally:
+            self._release()  # however this ended, nobody is left waiting for it
+
+    async def _poll(self) -> None:
         failures = 0
         clock = self._connection.clock
         while self._waiting:
@@ -72,33 +89,57 @@ class Poller:
             reported = list(self._fetched)
             try:
                 answer = await self._ask(reported)
-            except APITimeoutError:
-                continue
-            except TinkerError as error:
-                if isinstance(error, APIStatusError) and error.status_code in (404, 405, 501):
-                    self._give_up()
+            except Exception as error:
+                if self._hopeless(error):
                     return
-                wait = (
-                    error.retry_after
-                    if error.retry_after is not None
-                    else backoff(failures, clock.random())
-                )
-                failures += 1
-                self._connection.hooks.emit("poll", _MANY.name, error=error, delay=wait)
-                logger.info("asking for finished samples failed (%s); again in %.1f s", error, wait)
-                await clock.sleep(wait)
+                failures = await self._pause(error, failures, asked)
                 continue
             self._fetched = self._fetched[len(reported) :]
             self._cursor = answer.cursor
             for each in answer.completions:
                 size = each.response_payload_uncompressed_size if isinstance(each, FutureFinished) else 0
                 self._wake(each.request_id, size or 0)
-            if answer.completions or clock.monotonic() - asked > 1.0:
+            if answer.completions or clock.monotonic() - asked > _HELD_SECONDS:
                 failures = 0
             else:
                 # A server that does not hold the question must not be asked without a pause.
                 await clock.sleep(backoff(failures, clock.random(), 0.05))
                 failures += 1
+            self._look()
+
+    def _hopeless(self, error: Exception) -> bool:
+        """Whether the server does not know this call, or answers something else."""
+        status = error.status_code if isinstance(error, APIStatusError) else None
+        if status in (404, 405, 501) or isinstance(error, APIResponseValidationError):
+            self.available = False
+            self._fetched.clear()
+            return True
+        if isinstance(error, APIStatusError) and not error.retryable:
+            self._release()  # each asks for itself and learns what is wrong
+        return False
+
+    async def _pause(self, error: Exception, failures: int, asked: float) -> int:
+        clock = self._connection.clock
+        if isinstance(error, APITimeoutError) and clock.monotonic() - asked > _HELD_SECONDS:
+            self._look()
+            return 0
+        wait = backoff(failures, clock.random())
+        advice = error.retry_after if isinstance(error, TinkerError) else None
+        if advice is not None:
+            wait = advised(advice, failures, clock.random())
+        self._connection.hooks.emit("poll", _MANY.name, error=error, delay=wait)
+        logger.info("asking for finished samples failed (%s); again in %.1f s", error, wait)
+        await clock.sleep(wait)
+        self._look()
+        return failures + 1
+
+    def _look(self) -> None:
+        try:
+            self._check()
+        except TinkerError as error:
+            for done in self._waiting.values():
+                if not done.done():
+                    done.set_exception(copy.copy(error))  # each has a traceback of its own
 
     async def _ask(self, reported: list[str]) -> FuturesRetrieveResponse:
         request = FuturesRetrieveRequest(
@@ -119,8 +160,7 @@ class Poller:
         elif not done.done():
             done.set_result(size)
 
-    def _give_up(self) -> None:
-        self.available = False
+    def _release(self) -> None:
         for done in self._waiting.values():
             if not done.done():
                 done.set_result(0)

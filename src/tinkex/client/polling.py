@@ -16,10 +16,10 @@ Which answers are waited out, and which end the wait:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,12 +28,11 @@ from ..errors import (
     APIError,
     APIStatusError,
     APITimeoutError,
-    InvalidArgumentError,
     RequestFailedError,
     ResponseInfo,
     ResultDecodeError,
 )
-from ..net.policy import BILLING_PAUSE, backoff
+from ..net.policy import BILLING_PAUSE, advised, backoff
 from ..net.transport import Response
 from ..types.forward_backward_output import ForwardBackwardOutput
 from ..types.sample_response import SampleResponse
@@ -48,6 +47,7 @@ from .future import Progress
 
 __all__ = ["wait_for_result"]
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
@@ -55,6 +55,7 @@ _GRACE_SECONDS = 10.0
 _BAD_REQUESTS = 3
 _LARGE = 256 * 1024  # results above this are decoded off the loop
 _TELL_EVERY = 60.0
+_BLIPS = 2  # failed polls in a row that are not worth a word
 
 
 class _Wait:
@@ -78,7 +79,6 @@ class _Wait:
         self.quick = 0  # unsuccessful answers in a row that came without being held
         self.bad_requests = 0
         self.billing_since: float | None = None
-        self.told = float("-inf")
         self.whole = False  # ask for the result itself, whatever its size
         self.check: Callable[[], None] | None = None  # raises when the caller's patience is over
 
@@ -90,7 +90,9 @@ class _Wait:
             try:
                 response = await self._ask()
             except APITimeoutError:
-                self._tell_if_due("no answer within %.0f s", self.connection.config.poll_timeout)
+                self._tell(
+                    "APITimeoutError", f"no answer within {self.connection.config.poll_timeout:.0f} s"
+                )
                 await self._pause(asked)
                 continue
             except APIError as error:
@@ -98,30 +100,28 @@ class _Wait:
                 continue
             if PROTOBUF in response.headers.get("content-type", ""):
                 return await self._decoded(response)
-            data = self._json(response)
+            data = await self._json(response)
             if isinstance(data, dict):
                 if data.get("type") == "try_again":
                     self._queue_state(data)
                     await self._pause(asked)
                     continue
                 if data.get("status") == "complete_metadata":
-                    size = int(data.get("response_payload_size") or 0)
-                    async with self._room(size):
-                        self.whole = True
-                        return await self.result()
+                    return await self._large(response, data.get("response_payload_size"))
                 if "error" in data:
                     raise RequestFailedError(
                         str(data["error"]), self.request_id, str(data.get("category", "unknown"))
                     )
-            return await self._from_json(response, data)
+            return await self._off_the_loop(response, partial(self._from_json, data))
 
-    @contextlib.asynccontextmanager
-    async def _room(self, size: int) -> AsyncIterator[None]:
+    async def _large(self, response: Response, size: object) -> Any:
+        """Fetch a result that was announced, when there is room for it."""
         if self.whole:
-            yield
-            return
-        async with self.connection.shared.result_bytes.hold(size):
-            yield
+            raise self._unreadable(response, "it was announced and then not sent")
+        room = size if isinstance(size, int) else 0
+        async with self.connection.shared.result_bytes.hold(room):
+            self.whole = True
+            return await self.result()
 
     async def _ask(self) -> Response:
         body = jsonbody._encode({"request_id": self.request_id, "allow_metadata_only": not self.whole})
@@ -155,7 +155,8 @@ class _Wait:
         elif status == 404 and self.clock.monotonic() - self.started < _GRACE_SECONDS:
             await self._pause(asked, error)
         elif isinstance(error, APIConnectionError) or status == 429 or (status or 0) >= 500:
-            self._tell_if_due("%s", error)
+            if self.quick >= _BLIPS:
+                self._tell(type(error).__name__, str(error))
             await self._pause(asked, error)
         else:
             raise error
@@ -167,7 +168,7 @@ class _Wait:
             return
         wait = backoff(self.quick, self.clock.random(), 0.5 if error is not None else 0.05)
         if error is not None and error.retry_after is not None:
-            wait = error.retry_after * (1.0 + 0.1 * self.clock.random())
+            wait = advised(error.retry_after, self.quick, self.clock.random())
         self.quick += 1
         self.connection.hooks.emit("poll", self.origin.name, request_id=self.request_id, delay=wait)
         await self.clock.sleep(wait)
@@ -196,32 +197,36 @@ class _Wait:
                 "queue_state", self.origin.name, state=state, reason=reason, request_id=self.request_id
             )
         if state != "active":
-            self._tell_if_due("%s", reason or f"the server's queue is {state.replace('_', ' ')}")
+            self._tell(state, reason or f"the server's queue is {state.replace('_', ' ')}")
 
-    def _tell_if_due(self, text: str, *values: object) -> None:
-        now = self.clock.monotonic()
-        if now - self.told >= _TELL_EVERY:
-            self.told = now
-            logger.warning(f"waiting for {self.origin.name} {self.request_id}: {text}", *values)
+    def _tell(self, topic: str, text: str) -> None:
+        self.connection.teller.say(
+            logger, f"{self.origin.name}:{topic}", _TELL_EVERY,
+            "waiting for %s %s: %s", self.origin.name, self.request_id, text,
+        )  # fmt: skip
 
     # ---- results
 
-    def _json(self, response: Response) -> Any:
+    async def _off_the_loop(self, response: Response, read: Callable[[], T]) -> T:
+        """Read a result, a large one in a thread; whatever cannot be read becomes one kind of error."""
         try:
-            return msgspec.json.decode(response.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            return await asyncio.to_thread(read) if len(response.body) > _LARGE else read()
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise self._unreadable(response, str(problem)) from None
+
+    async def _json(self, response: Response) -> Any:
+        try:
+            return await self._off_the_loop(response, lambda: msgspec.json.decode(response.body))
+        except ResultDecodeError:
             raise self._unreadable(response, "it is neither protobuf nor JSON") from None
 
-    async def _from_json(self, response: Response, data: Any) -> Any:
+    def _from_json(self, data: Any) -> Any:
         kind = self.origin.result
-        try:
-            if kind is SampleResponse:
-                return read_samples(data, self._names(data))
-            if kind is ForwardBackwardOutput:
-                return read_output(data)
-            return jsonbody.convert(kind, data)
-        except (InvalidArgumentError, KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise self._unreadable(response, str(problem)) from None
+        if kind is SampleResponse:
+            return read_samples(data, self._names(data))
+        if kind is ForwardBackwardOutput:
+            return read_output(data)
+        return jsonbody.convert(kind, data)
 
     def _names(self, data: Any) -> Sequence[str]:
         made = [f"{self.request_id}:{index}" for index in range(len(data.get("sequences") or ()))]
@@ -229,12 +234,7 @@ class _Wait:
 
     async def _decoded(self, response: Response) -> Any:
         decode = decode_output if self.origin.result is ForwardBackwardOutput else self._samples
-        try:
-            if len(response.body) > _LARGE:
-                return await asyncio.to_thread(decode, response.body)
-            return decode(response.body)
-        except InvalidArgumentError as problem:
-            raise self._unreadable(response, str(problem)) from None
+        return await self._off_the_loop(response, lambda: decode(response.body))
 
     def _samples(self, body: bytes) -> SampleResponse:
         return decode_sample_response(body, self.sequence_ids, self.request_id)

@@ -24,13 +24,13 @@ from ..errors import (
 )
 from ..net.caller import new_key, read_answer
 from ..net.limits import Gate
-from ..net.policy import BILLING_PAUSE, Operation, backoff, decide
+from ..net.policy import BILLING_PAUSE, Operation, advised, backoff, decide
 from ..net.transport import Response
 from ..types.futures import UntypedAPIFuture
 from ..types.sample_response import SampleResponse
 from ..types.sampling import JoinSamplingSessionRequest, JoinSamplingSessionResponse
 from ..wire.bodies import CancelFutureRequest
-from ..wire.headers import SAMPLING_BACKPRESSURE
+from ..wire.headers import SAMPLING_BACKPRESSURE, should_retry
 from ..wire.jsonbody import encode
 from ..wire.paths import CLONE_BLOCK
 from ..wire.routes import Route, route
@@ -39,7 +39,7 @@ from .poller import Poller
 from .polling import wait_for_result
 from .portal import portal
 from .retry_config import RetryConfig
-from .session import Session
+from .session import Session, task_failed
 
 __all__ = ["SampleRunner", "check_answer"]
 
@@ -49,6 +49,7 @@ _SAMPLE = route("asample")
 _BACKPRESSURE = {SAMPLING_BACKPRESSURE: "1"}
 _encode = msgspec.json.Encoder().encode
 _SMALL_PROMPT = 128 * 1024
+_SAY_AFTER, _SAY_AGAIN = 2.0, 30.0
 _RESUBMITS = Operation("asample", seconds=3600.0, attempts=10, resubmits=True)
 
 
@@ -128,8 +129,8 @@ class SampleRunner:
             self._poller = self._gate = self._joining = None
         if not self._shadow or self._clone:
             return
-        await self.session.id()  # this process must send heartbeats too
-        if self._joining is None:
+        await self.session.join()
+        if self._joining is None or task_failed(self._joining):
             self._joining = asyncio.get_running_loop().create_task(self._join())
         await asyncio.shield(self._joining)
 
@@ -198,8 +199,11 @@ class SampleRunner:
                 accepted = True
                 return response, clock.monotonic() - sent
             except RateLimitError as error:
-                delay = error.retry_after
-                if delay is None:
+                if should_retry(error.response.headers) is False:
+                    raise
+                if error.retry_after is not None:
+                    delay = advised(error.retry_after, attempt, clock.random())
+                else:
                     delay = backoff(0, clock.random(), 1.0 if len(body) <= _SMALL_PROMPT else 5.0)
                 shared.sampling.slow_down(delay)
                 connection.metrics.count(f"throttled.{origin.name}")
@@ -219,22 +223,28 @@ class SampleRunner:
     async def _wait_after(
         self, error: TinkerError, operation: Operation, attempt: int, started: float
     ) -> float:
-        clock = self.session.connection.clock
+        connection = self.session.connection
+        clock = connection.clock
         elapsed = clock.monotonic() - started
         if isinstance(error, APIStatusError) and error.status_code == 402:
-            window = self.session.connection.known_settings.billing_exception_max_pause_duration_sec
-            if elapsed > window:
+            window = connection.known_settings.billing_exception_max_pause_duration_sec
+            if elapsed > window or should_retry(error.response.headers) is False:
                 raise error
-            logger.warning("sampling is paused: %s; trying again for up to %d s", error, window)
+            connection.hooks.emit("pause", operation.name, delay=BILLING_PAUSE, error=error)
+            connection.teller.say(
+                logger, "402", _SAY_AGAIN,
+                "sampling is paused: %s; trying again for up to %d s", error, window,
+            )  # fmt: skip
             return BILLING_PAUSE
         decision = decide(error, operation, attempt, elapsed, clock.random())
         if not decision.retry:
             raise error
-        self.session.connection.hooks.emit("retry", operation.name, attempt=attempt, error=error)
-        if attempt in (2, 6) or (attempt > 6 and attempt % 6 == 0):
-            logger.warning(
+        connection.hooks.emit("retry", operation.name, attempt=attempt, delay=decision.delay, error=error)
+        if elapsed + decision.delay >= _SAY_AFTER:
+            connection.teller.say(
+                logger, f"{operation.name}:{type(error).__name__}", _SAY_AGAIN,
                 "%s at %s: %s; trying again in %.1f s",
-                operation.name, self.session.connection.config.base_url, decision.reason, decision.delay,
+                operation.name, connection.config.base_url, decision.reason, decision.delay,
             )  # fmt: skip
         return decision.delay
 
@@ -259,7 +269,9 @@ class SampleRunner:
         if not connection.known_settings.sample_use_retrieve_futures:
             return await fetch(False)
         if self._poller is None:
-            self._poller = Poller(connection, self.sampling_session_id, self._clone)
+            self._poller = Poller(
+                connection, self.sampling_session_id, self._clone, lambda: self._check_stuck(config)
+            )
         poller = self._poller
         size = await poller.wait(request_id)
         if size:

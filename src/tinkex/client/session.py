@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import itertools
 import logging
 import weakref
@@ -10,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from .._version import SDK_VERSION
-from ..errors import APIStatusError, TinkerError
+from ..errors import APIStatusError
 from ..types.session import (
     ClientSessionFinishErrored,
     ClientSessionFinishInterrupted,
@@ -28,7 +30,7 @@ from .future import Future
 from .portal import portal
 from .telemetry import Telemetry
 
-__all__ = ["FinishStatus", "Session"]
+__all__ = ["FinishStatus", "Session", "task_failed"]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class Session:
         self.shadow = session_id is not None  # opened by another process, which will finish it
         self._id = session_id
         self._opening: asyncio.Task[str] | None = None
-        self._generation = -1
+        self._opened_in: int | None = None  # which process of a line of forks finishes it
+        self._beats_in = -1
         self._models = itertools.count()
         self._samplers = itertools.count()
         self._losses = itertools.count()
@@ -88,14 +91,23 @@ class Session:
         return portal().start(work, future=future, cleanup=cleanup, on_error=report)
 
     async def id(self) -> str:
-        """The session's id; opens it if need be, once."""
+        """The session's id, to make something in it; opens it if need be, once."""
         await self.connection.settings()
+        generation = portal().generation
+        if not self.shadow:
+            if self._opened_in not in (None, generation):
+                # Parent and child would give out the same numbers: the child has a session of its own.
+                self._id = self._opening = None
+            self._opened_in = generation
         if self._id is None:
-            generation = portal().generation
-            if self._opening is None or self._generation != generation or _failed(self._opening):
-                self._generation = generation
+            if self._opening is None or task_failed(self._opening):
                 self._opening = asyncio.get_running_loop().create_task(self._create())
             await asyncio.shield(self._opening)
+        return await self.join()
+
+    async def join(self) -> str:
+        """The session's id, to use what was made in it; from now on this process sends heartbeats too."""
+        await self.connection.settings()
         assert self._id is not None
         self._keep_alive()
         return self._id
@@ -128,14 +140,16 @@ class Session:
 
     def _keep_alive(self) -> None:
         here = portal()
-        if self._generation == here.generation and self in _open:
+        if self._beats_in == here.generation and self in _open:
             return
-        self._generation = here.generation
+        self._beats_in = here.generation
         _open.add(self)
         if _goodbyes not in here.at_exit:
             here.at_exit.append(_goodbyes)
-        # The task must not hold the session: its end is the session's, not the other way round.
-        stop = here.spawn(_beat(weakref.ref(self), self.connection.clock))
+        # The task must not hold the session: its end is the session's, not the other way round.  Nor
+        # does it belong to the trace or the tags of the call that happened to be first.
+        beats = _beat(weakref.ref(self), self.connection.clock)
+        stop = contextvars.Context().run(here.spawn, beats)
         weakref.finalize(self, stop).atexit = False
 
     async def beat(self) -> bool:
@@ -157,8 +171,8 @@ class Session:
             return
         self.finished = True
         _open.discard(self)
-        if self._id is None or self.shadow:
-            return
+        if self._id is None or self._opened_in != portal().generation:
+            return  # never opened, or opened by another process, which will finish it
         if self.telemetry is not None:
             self.telemetry.session_ended()
         body = encode(FinishSessionRequest(reason=_REASONS[status], detail=detail))
@@ -166,16 +180,17 @@ class Session:
             await self.connection.caller.once(
                 route("finish_session"), body, path={"session_id": self._id}, timeout=10.0
             )
-        except TinkerError as error:
+        except Exception as error:  # at the interpreter's end all kinds of things may fail
             logger.info("the session's end could not be told to the server: %s", error)
 
 
-def _failed(task: asyncio.Task[Any]) -> bool:
+def task_failed(task: asyncio.Task[Any]) -> bool:
+    """Whether a task is over and brought nothing."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _beat(held: weakref.ref[Session], clock: Any) -> None:
-    last = refreshed = clock.monotonic()
+    last = refreshed = told = clock.monotonic()
     while True:
         await clock.sleep(HEARTBEAT_SECONDS)
         session = held()
@@ -186,12 +201,14 @@ async def _beat(held: weakref.ref[Session], clock: Any) -> None:
             if not await session.beat():
                 return
             last = now
-        except TinkerError as error:
-            if now - last >= _QUIET_SECONDS:
+        except Exception as error:  # whatever it is, the next beat may get through
+            if now - last >= _QUIET_SECONDS and now - told >= _QUIET_SECONDS:
+                told = now
                 logger.warning("no heartbeat has reached the server for %.0f s: %s", now - last, error)
         if now - refreshed >= max(session.connection.dynamic.refresh_interval_sec, 10):
             refreshed = now
-            await session.connection.refresh_dynamic()
+            with contextlib.suppress(Exception):
+                await session.connection.refresh_dynamic()
         del session
 
 
