@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .client.service import ServiceClient as ServiceClient
     from .client.streaming import SampleStream as SampleStream
     from .client.streaming import StreamedTokens as StreamedTokens
+    from .client.tokenizers import TokenizerSource as TokenizerSource
+    from .client.tokenizers import register_tokenizer as register_tokenizer
     from .client.training import TrainingClient as TrainingClient
     from .config import Config as Config
     from .errors import APIConnectionError as APIConnectionError
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "client.service": "ServiceClient",
     "client.training": "TrainingClient",
+    "client.tokenizers": "TokenizerSource register_tokenizer",
     "client.streaming": "SampleStream StreamedTokens",
     "client.many": "ManySamples Sampled",
     "client.sampling": "SamplingClient",
