@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import APIConnectionError, TinkerError
+from ..errors import APIConnectionError
 from ..types.datum import Datum
 from ..types.forward_backward_output import ForwardBackwardOutput
 from ..types.futures import UntypedAPIFuture
+from ..types.record import Record
 from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import encode
 from ..wire.passes import PassBody, PassRequest
@@ -68,7 +69,7 @@ class ModelLine:
 
         async def run() -> ForwardBackwardOutput:
             await turn.come_up()
-            waits = await self._send_pass(bodies, future.progress)
+            waits = await turn.unbroken(self._send_pass(bodies, future.progress), _drop)
             turn.leave()
             return finish(await self._collect(waits))
 
@@ -79,7 +80,7 @@ class ModelLine:
 
         async def run() -> ForwardBackwardOutput:
             await turn.come_up()
-            return await self._collect(await self._send_pass(bodies, Progress()))
+            return await self._collect(await turn.unbroken(self._send_pass(bodies, Progress()), _drop))
 
         return self.session.start(run())
 
@@ -97,7 +98,7 @@ class ModelLine:
         progress.stage = "sending"
         pairs = list(zip(bodies, numbers, strict=True))
         sent: dict[int, asyncio.Task[ForwardBackwardOutput]] = {}
-        failed: list[TinkerError] = []
+        failed: list[Exception] = []
 
         async def send(body: PassBody, number: int) -> None:
             if any(isinstance(error, APIConnectionError) for error in failed):
@@ -106,19 +107,15 @@ class ModelLine:
                 sent[number] = await self._send_piece(
                     body, number, progress, settings.proto_compress_fwdbwd
                 )
-            except TinkerError as error:
+            except Exception as error:
                 failed.append(error)
 
-        try:
-            if settings.parallel_fwdbwd_chunks and len(pairs) > 1:
-                await asyncio.gather(*(send(body, number) for body, number in pairs[1:]))
-                await send(*pairs[0])
-            else:
-                for body, number in pairs:
-                    await send(body, number)
-        except BaseException:
-            _drop(sent.values())
-            raise
+        if settings.parallel_fwdbwd_chunks and len(pairs) > 1:
+            await asyncio.gather(*(send(body, number) for body, number in pairs[1:]))
+            await send(*pairs[0])
+        else:
+            for body, number in pairs:
+                await send(body, number)
         if failed:
             _drop(sent.values())
             raise failed[0]
@@ -159,33 +156,30 @@ class ModelLine:
         )
         return ticket, connection.clock.monotonic() - started
 
-    def operate(self, origin: Route, make: Callable[[int], Any], read: Callable[[Any], T]) -> Future[T]:
-        """Send a small operation when its turn has come; `read` is applied to its result."""
+    def operate(self, origin: Route, request: Record, read: Callable[[Any], T]) -> Future[T]:
+        """Send a small operation, numbered, when its turn has come; `read` is applied to its result."""
         turn = self._line.enter()
         future: Future[T] = Future()
-        work = self._run(origin, make, read, turn, future.progress)
-        return self.session.start(work, future=future, cleanup=turn.leave)
 
-    async def _run(
-        self,
-        origin: Route,
-        make: Callable[[int], Any],
-        read: Callable[[Any], T],
-        turn: Turn,
-        progress: Progress,
-    ) -> T:
-        connection = self.session.connection
-        await turn.come_up()
-        (number,) = self._line.numbers()
-        progress.stage = "sending"
-        ticket, seconds = await self._submit(origin, encode(make(number)))
-        turn.leave()
-        result = await wait_for_result(
-            connection, origin, ticket.request_id, progress=progress, submit_seconds=seconds
-        )
-        return read(result)
+        async def send() -> tuple[UntypedAPIFuture, float]:
+            (number,) = self._line.numbers()
+            future.progress.stage = "sending"
+            return await self._submit(origin, encode(request.model_copy(update={"seq_id": number})))
+
+        async def run() -> T:
+            await turn.come_up()
+            ticket, seconds = await turn.unbroken(send(), lambda _: None)
+            turn.leave()
+            result = await wait_for_result(
+                self.session.connection, origin, ticket.request_id,
+                progress=future.progress, submit_seconds=seconds,
+            )  # fmt: skip
+            return read(result)
+
+        return self.session.start(run(), future=future, cleanup=turn.leave)
 
 
 def _drop(waits: Iterable[asyncio.Task[Any]]) -> None:
     for wait in waits:
-        wait.cancel()
+        if not wait.cancel() and not wait.cancelled():
+            wait.exception()  # seen: nobody will ask for it

@@ -175,7 +175,11 @@ class TrainingClient(Texts):
         turn = self._line.enter()
         try:
             bodies = self._line.bodies(prepared, "cross_entropy", None, True)
-            output = self._line.start_in_turn(bodies, turn).result()
+            forward = self._line.start_in_turn(bodies, turn)
+            try:
+                output = forward.result()
+            finally:
+                forward.cancel()  # if the wait was interrupted
             result = evaluate(function, checked, output)
             backward = self._line.bodies(
                 backward_data(prepared, result.gradients), "cross_entropy", None, False
@@ -201,7 +205,11 @@ class TrainingClient(Texts):
         turn = self._line.enter()
         try:
             bodies = await asyncio.to_thread(self._line.bodies, prepared, "cross_entropy", None, True)
-            output = await self._line.start_in_turn(bodies, turn)
+            forward = self._line.start_in_turn(bodies, turn)
+            try:
+                output = await forward
+            finally:
+                forward.cancel()  # if the wait was cancelled
             result = evaluate(function, checked, output)
             backward = await asyncio.to_thread(
                 self._line.bodies, backward_data(prepared, result.gradients), "cross_entropy", None, False
@@ -247,10 +255,9 @@ class TrainingClient(Texts):
                 f"optim_step: expected AdamParams or another optimizer's params, got {shown(params)}"
             )
         self._look_at_step(params)
-        held = params
         return self._line.operate(
             route("optim_step"),
-            lambda number: OptimStepRequest(optim_params=held, model_id=self.model_id, seq_id=number),
+            OptimStepRequest(optim_params=params, model_id=self.model_id),
             lambda result: result,
         )
 
@@ -285,10 +292,9 @@ class TrainingClient(Texts):
         check_name(name)
         return self._line.operate(
             route("save_weights"),
-            lambda number: SaveWeightsRequest(
+            SaveWeightsRequest(
                 model_id=self.model_id,
                 path=name,
-                seq_id=number,
                 ttl_seconds=ttl_seconds,
                 overwrite=overwrite,
                 user_metadata=user_metadata,
@@ -309,9 +315,8 @@ class TrainingClient(Texts):
     def _load(self, path: str, optimizer: bool, token: str | None) -> Future[LoadWeightsResponse]:
         return self._line.operate(
             route("load_weights"),
-            lambda number: LoadWeightsRequest(
+            LoadWeightsRequest(
                 model_id=self.model_id,
-                seq_id=number,
                 path=path,
                 optimizer=optimizer,
                 weights_access_token=token,
@@ -357,10 +362,9 @@ class TrainingClient(Texts):
         check_name(name)
         return self._line.operate(
             route("save_weights_for_sampler"),
-            lambda number: SaveWeightsForSamplerRequest(
+            SaveWeightsForSamplerRequest(
                 model_id=self.model_id,
                 path=name,
-                seq_id=number,
                 ttl_seconds=ttl_seconds,
                 user_metadata=user_metadata,
             ),
@@ -386,10 +390,9 @@ class TrainingClient(Texts):
         check_name(name)
         return self._line.operate(
             route("save_weights_external"),
-            lambda number: SaveWeightsExternalRequest(
+            SaveWeightsExternalRequest(
                 model_id=self.model_id,
                 path=name,
-                seq_id=number,
                 ttl_seconds=ttl_seconds,
                 age_encryption_recipients=age_encryption_recipients,
             ),
@@ -425,9 +428,7 @@ class TrainingClient(Texts):
 
         return self._line.operate(
             route("save_weights_for_sampler"),
-            lambda number: SaveWeightsForSamplerRequest(
-                model_id=self.model_id, sampling_session_seq_id=number_in_session, seq_id=number
-            ),
+            SaveWeightsForSamplerRequest(model_id=self.model_id, sampling_session_seq_id=number_in_session),
             read,
         )
 

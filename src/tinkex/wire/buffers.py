@@ -6,6 +6,7 @@ needed are kept for the next body.
 
 from __future__ import annotations
 
+import os
 import threading
 
 __all__ = ["BufferPool"]
@@ -18,6 +19,8 @@ class BufferPool:
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
         self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # a thread of the parent may hold it
+            os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
         self._idle: dict[int, list[bytearray]] = {}
         self._left = most_bytes
 
