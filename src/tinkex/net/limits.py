@@ -22,7 +22,8 @@ class _Line:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def __len__(self) -> int:
-        return sum(not future.done() for future, _ in self._waiting)
+        # Other threads may ask: a copy is taken in one step.
+        return sum(not future.done() for future, _ in list(self._waiting))
 
     def head(self) -> int | None:
         """What the first waiter needs."""
