@@ -138,6 +138,18 @@ class Connection:
         """The credential's keeper."""
         return self._parts()[0].auth
 
+    def measured(self) -> Metrics:
+        """The client's numbers, with gauges of this moment; safe from any thread."""
+        held = self._held
+        if held is not None:
+            self.metrics.gauge("sampling.under_way", held.sampling.inside)
+            self.metrics.gauge("sampling.waiting", held.sampling.waiting)
+            self.metrics.gauge("sampling.limit", held.sampling.limit)
+            self.metrics.gauge("sampling.bytes", held.sampling_bytes.inside)
+            self.metrics.gauge("training.bytes", held.training_bytes.inside)
+            self.metrics.gauge("results.bytes", held.result_bytes.inside)
+        return self.metrics
+
     # ---- the server's settings
 
     @property

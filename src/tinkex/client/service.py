@@ -145,11 +145,11 @@ class ServiceClient:
 
     def metrics(self) -> dict[str, Any]:
         """Counts and latencies of this client's own traffic, as plain data."""
-        return self._connection.metrics.snapshot()
+        return self._connection.measured().snapshot()
 
     def prometheus(self) -> str:
         """The same in Prometheus' text format."""
-        return self._connection.metrics.prometheus()
+        return self._connection.measured().prometheus()
 
     @property
     def holder(self) -> Session:

@@ -79,7 +79,7 @@ class Caller:
         teller: Teller | None = None,
     ) -> None:
         self.config, self.lanes, self.auth, self.clock = config, lanes, auth, clock
-        self.hooks = hooks or Hooks()
+        self.hooks = Hooks() if hooks is None else hooks  # one without hooks yet is false
         self.metrics = metrics or Metrics()
         self.teller = teller or Teller(clock)
         self._standing = _standing_headers(config)
