@@ -94,6 +94,8 @@ class Config:
     connect_timeout: float = 5.0
     poll_timeout: float = 45.0
     retry_seconds: float = 300.0  # how long one operation keeps trying to be accepted
+    stuck_seconds: float | None = None  # how long nothing may come back before waiting work fails
+    limit_group: str | None = None  # clients of other groups have limits of their own
     ca_file: str | None = None
     proxy: str | None = field(default=None, repr=False)  # may hold a password
     no_proxy: str = ""

@@ -106,7 +106,7 @@ class Connection:
             auth = Auth(self.config, self.clock, self._store)
             key = (
                 generation, self.config.base_url, auth.digest, self.config.proxied,
-                self.config.ca_file, self._make, self._own_clock,
+                self.config.ca_file, self.config.limit_group, self._make, self._own_clock,
             )  # fmt: skip
             with _shared_lock:
                 held = _shared.get(key)

@@ -89,6 +89,11 @@ _callbacks = _Callbacks()
 _generation = 0  # counts forks
 
 
+def run_user_code(callback: Callable[[T], object], subject: T) -> None:
+    """Call something of the user's, off the event loop, after what was to be called before."""
+    _callbacks.run(callback, subject)
+
+
 def forget_threads() -> None:
     """After a fork the helper threads are gone; start afresh."""
     global _outbox, _callbacks, _generation

@@ -20,6 +20,7 @@ from ..wire.passes import PassBody, PassRequest
 from ..wire.routes import Route, route
 from ..wire.zstd import compress
 from .future import Future, Progress
+from .patience import Patience
 from .polling import wait_for_result
 from .session import Session
 from .splitting import combine, split
@@ -38,6 +39,8 @@ class ModelLine:
     def __init__(self, session: Session, model_id: str) -> None:
         self.session, self.model_id = session, model_id
         self._line = Line()
+        connection = session.connection
+        self._patience = Patience(connection.clock, model_id, connection.config.stuck_seconds)
 
     def enter(self) -> Turn:
         """Take a place in line."""
@@ -135,8 +138,9 @@ class ModelLine:
         body.release()
         connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
         wait = wait_for_result(
-            connection, _PASS, ticket.request_id, progress=progress, submit_seconds=seconds
-        )
+            connection, _PASS, ticket.request_id,
+            progress=progress, submit_seconds=seconds, patience=self._patience,
+        )  # fmt: skip
         return asyncio.get_running_loop().create_task(wait)
 
     @staticmethod
@@ -172,7 +176,7 @@ class ModelLine:
             turn.leave()
             result = await wait_for_result(
                 self.session.connection, origin, ticket.request_id,
-                progress=future.progress, submit_seconds=seconds,
+                progress=future.progress, submit_seconds=seconds, patience=self._patience,
             )  # fmt: skip
             return read(result)
 

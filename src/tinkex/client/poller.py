@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
-from collections.abc import Callable
+import math
 
-from ..errors import APIResponseValidationError, APIStatusError, APITimeoutError, TinkerError
+from ..errors import APIResponseValidationError, APIStatusError, APITimeoutError, StuckError, TinkerError
 from ..net.caller import read_answer
 from ..net.policy import advised, backoff
 from ..types.futures import (
@@ -19,6 +18,7 @@ from ..types.futures import (
 from ..wire.jsonbody import encode
 from ..wire.routes import route
 from .connection import Connection
+from .patience import Patience, Waiting
 
 __all__ = ["Poller"]
 
@@ -40,21 +40,21 @@ class Poller:
         connection: Connection,
         sampling_session_id: str,
         clone: int,
-        check: Callable[[], None] = lambda: None,
+        patience: Patience,
     ) -> None:
         self._connection = connection
         self._target = SamplingSessionFuturesTarget(
             sampling_session_id=sampling_session_id, cloned_sampler_id=clone
         )
-        self._check = check  # raises when everyone's patience is over
+        self._patience = patience
         self._cursor = 0
-        self._waiting: dict[str, asyncio.Future[int]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[int], Waiting]] = {}
         self._early: dict[str, int] = {}  # done before anyone asked
         self._fetched: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self.available = True
 
-    async def wait(self, request_id: str) -> int:
+    async def wait(self, request_id: str, waiting: Waiting) -> int:
         """Wait until a sample is done; returns its size in bytes, 0 if that is not known."""
         if request_id in self._early:
             return self._early.pop(request_id)
@@ -62,7 +62,7 @@ class Poller:
             return 0
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
-        self._waiting[request_id] = done
+        self._waiting[request_id] = (done, waiting)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         try:
@@ -99,10 +99,14 @@ class Poller:
             for each in answer.completions:
                 size = each.response_payload_uncompressed_size if isinstance(each, FutureFinished) else 0
                 self._wake(each.request_id, size or 0)
-            if answer.completions or clock.monotonic() - asked > _HELD_SECONDS:
+            if answer.completions:
+                failures = 0
+            elif clock.monotonic() - asked > _HELD_SECONDS:
+                self._patience.heard("no sample is done")
                 failures = 0
             else:
                 # A server that does not hold the question must not be asked without a pause.
+                self._patience.heard("no sample is done")
                 await clock.sleep(backoff(failures, clock.random(), 0.05))
                 failures += 1
             self._look()
@@ -123,36 +127,43 @@ class Poller:
         if isinstance(error, APITimeoutError) and clock.monotonic() - asked > _HELD_SECONDS:
             self._look()
             return 0
+        self._patience.heard(str(error))
         wait = backoff(failures, clock.random())
         advice = error.retry_after if isinstance(error, TinkerError) else None
         if advice is not None:
             wait = advised(advice, failures, clock.random())
         self._connection.hooks.emit("poll", _MANY.name, error=error, delay=wait)
         logger.info("asking for finished samples failed (%s); again in %.1f s", error, wait)
-        await clock.sleep(wait)
+        await clock.sleep(min(wait, self._left()))
         self._look()
         return failures + 1
 
+    def _left(self) -> float:
+        """Seconds until whoever waits longest is stuck."""
+        oldest = next((waiting for done, waiting in self._waiting.values() if not done.done()), None)
+        return math.inf if oldest is None else max(oldest.remaining(), 0.0)
+
     def _look(self) -> None:
-        try:
-            self._check()
-        except TinkerError as error:
-            for done in self._waiting.values():
-                if not done.done():
-                    done.set_exception(copy.copy(error))  # each has a traceback of its own
+        for done, waiting in self._waiting.values():
+            if not done.done():
+                try:
+                    waiting.left()
+                except StuckError as stuck:
+                    done.set_exception(stuck)
+                else:
+                    return  # those who came later have more patience left
 
     async def _ask(self, reported: list[str]) -> FuturesRetrieveResponse:
         request = FuturesRetrieveRequest(
             target=self._target, prev_cursor=self._cursor, retrieved_request_ids=reported
         )
-        response = await self._connection.caller.once(
-            _MANY, encode(request), timeout=self._connection.config.poll_timeout, result=True
-        )
+        seconds = min(self._connection.config.poll_timeout, self._left())
+        response = await self._connection.caller.once(_MANY, encode(request), timeout=seconds, result=True)
         answer: FuturesRetrieveResponse = read_answer(FuturesRetrieveResponse, response)
         return answer
 
     def _wake(self, request_id: str, size: int) -> None:
-        done = self._waiting.get(request_id)
+        done, _ = self._waiting.get(request_id, (None, None))
         if done is None:
             self._early[request_id] = size
             while len(self._early) > 10_000:  # samples whose owners went away
@@ -161,6 +172,6 @@ class Poller:
             done.set_result(size)
 
     def _release(self) -> None:
-        for done in self._waiting.values():
+        for done, _ in self._waiting.values():
             if not done.done():
                 done.set_result(0)

@@ -5,6 +5,7 @@ Which answers are waited out, and which end the wait:
     result                       the end
     {"error", "category"}        RequestFailedError
     408, try_again               asked again, at once if the server held the question for a while
+    x-should-retry               the server's word goes before all that follows
     5xx, 429, no connection      asked again after a growing, jittered wait (or Retry-After)
     402                          a pause, told to the user, for as long as the server's settings allow
     400                          three more tries
@@ -37,17 +38,26 @@ from ..net.transport import Response
 from ..types.forward_backward_output import ForwardBackwardOutput
 from ..types.sample_response import SampleResponse
 from ..wire import jsonbody
-from ..wire.headers import JSON, PROMISE_ROUNDTRIP, PROTOBUF, REQUEST_ITERATION, REQUEST_TYPE
+from ..wire.headers import (
+    JSON,
+    PROMISE_ROUNDTRIP,
+    PROTOBUF,
+    REQUEST_ITERATION,
+    REQUEST_TYPE,
+    should_retry,
+)
 from ..wire.passes import decode_output
 from ..wire.results import read_output, read_samples
 from ..wire.routes import Route, route
 from ..wire.samples import decode_sample_response
 from .connection import Connection
 from .future import Progress
+from .patience import Patience, Waiting
 
 __all__ = ["wait_for_result"]
 
 T = TypeVar("T")
+Observe = Callable[[str, str | None], None]  # of a queue state and its reason
 logger = logging.getLogger(__name__)
 
 _HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
@@ -69,9 +79,12 @@ class _Wait:
         progress: Progress,
         sequence_ids: Sequence[str] | None,
         submit_seconds: float | None,
+        patience: Patience,
+        waiting: Waiting,
     ) -> None:
         self.connection, self.origin, self.request_id = connection, origin, request_id
         self.progress, self.sequence_ids = progress, sequence_ids
+        self.patience, self.waiting = patience, waiting
         self.clock = connection.clock
         self.started = self.clock.monotonic()
         self.submit_seconds = submit_seconds
@@ -80,32 +93,32 @@ class _Wait:
         self.bad_requests = 0
         self.billing_since: float | None = None
         self.whole = False  # ask for the result itself, whatever its size
-        self.check: Callable[[], None] | None = None  # raises when the caller's patience is over
+        self.observe: Observe | None = None
 
     async def result(self) -> Any:
         while True:
             asked = self.clock.monotonic()
-            if self.check is not None:
-                self.check()
+            seconds = min(self.connection.config.poll_timeout, self.waiting.left())
             try:
-                response = await self._ask()
+                response = await self._ask(seconds)
             except APITimeoutError:
-                self._tell(
-                    "APITimeoutError", f"no answer within {self.connection.config.poll_timeout:.0f} s"
-                )
+                self._tell("APITimeoutError", f"no answer within {seconds:.0f} s")
                 await self._pause(asked)
                 continue
             except APIError as error:
                 await self._after(error, asked)
                 continue
             if PROTOBUF in response.headers.get("content-type", ""):
+                self.patience.moved()
                 return await self._decoded(response)
             data = await self._json(response)
+            if isinstance(data, dict) and data.get("type") == "try_again":
+                self.patience.heard("try again")
+                self._queue_state(data)
+                await self._pause(asked)
+                continue
+            self.patience.moved()
             if isinstance(data, dict):
-                if data.get("type") == "try_again":
-                    self._queue_state(data)
-                    await self._pause(asked)
-                    continue
                 if data.get("status") == "complete_metadata":
                     return await self._large(response, data.get("response_payload_size"))
                 if "error" in data:
@@ -123,7 +136,7 @@ class _Wait:
             self.whole = True
             return await self.result()
 
-    async def _ask(self) -> Response:
+    async def _ask(self, seconds: float) -> Response:
         body = jsonbody._encode({"request_id": self.request_id, "allow_metadata_only": not self.whole})
         headers = {
             "Accept": PROTOBUF if self.origin.binary_result else JSON,
@@ -134,7 +147,7 @@ class _Wait:
             headers[PROMISE_ROUNDTRIP] = str(self.submit_seconds)
         self.iteration += 1
         return await self.connection.caller.once(
-            _RETRIEVE, body, headers=headers, result=True, timeout=self.connection.config.poll_timeout
+            _RETRIEVE, body, headers=headers, result=True, timeout=seconds
         )
 
     # ---- what is not a result
@@ -142,6 +155,10 @@ class _Wait:
     async def _after(self, error: APIError, asked: float) -> None:
         """Wait as the error demands, or raise it."""
         status = error.status_code if isinstance(error, APIStatusError) else None
+        word = should_retry(error.response.headers) if isinstance(error, APIStatusError) else None
+        self.patience.heard("try again" if status == 408 else f"HTTP {status}" if status else str(error))
+        if word is False:
+            raise error
         if status == 408:
             self._queue_state(error.body)
             await self._pause(asked)
@@ -154,7 +171,7 @@ class _Wait:
             await self._pause(asked, error)
         elif status == 404 and self.clock.monotonic() - self.started < _GRACE_SECONDS:
             await self._pause(asked, error)
-        elif isinstance(error, APIConnectionError) or status == 429 or (status or 0) >= 500:
+        elif word or isinstance(error, APIConnectionError) or status == 429 or (status or 0) >= 500:
             if self.quick >= _BLIPS:
                 self._tell(type(error).__name__, str(error))
             await self._pause(asked, error)
@@ -171,7 +188,7 @@ class _Wait:
             wait = advised(error.retry_after, self.quick, self.clock.random())
         self.quick += 1
         self.connection.hooks.emit("poll", self.origin.name, request_id=self.request_id, delay=wait)
-        await self.clock.sleep(wait)
+        await self.clock.sleep(min(wait, self.waiting.left()))
 
     async def _billing_pause(self, error: APIError) -> None:
         now = self.clock.monotonic()
@@ -196,7 +213,9 @@ class _Wait:
             self.connection.hooks.emit(
                 "queue_state", self.origin.name, state=state, reason=reason, request_id=self.request_id
             )
-        if state != "active":
+            if self.observe is not None:
+                self.observe(state, reason)
+        if state != "active" and self.observe is None:
             self._tell(state, reason or f"the server's queue is {state.replace('_', ' ')}")
 
     def _tell(self, topic: str, text: str) -> None:
@@ -258,10 +277,19 @@ async def wait_for_result(
     sequence_ids: Sequence[str] | None = None,
     submit_seconds: float | None = None,
     whole: bool = False,
-    check: Callable[[], None] | None = None,
+    patience: Patience | None = None,
+    observe: Observe | None = None,
 ) -> Any:
-    """Wait for the result of a ticket that `origin` gave out."""
+    """Wait for the result of a ticket that `origin` gave out.
+
+    `observe` is told of changes of the queue state, in place of the log; `patience` is that of the
+    work the ticket belongs to.
+    """
     progress.stage, progress.request_id = "waiting", request_id
-    wait = _Wait(connection, origin, request_id, progress, sequence_ids, submit_seconds)
-    wait.whole, wait.check = whole, check
-    return await wait.result()
+    patience = patience or Patience(connection.clock, origin.name, connection.config.stuck_seconds)
+    with patience.waiting(origin.name, progress, request_id) as waiting:
+        wait = _Wait(
+            connection, origin, request_id, progress, sequence_ids, submit_seconds, patience, waiting
+        )
+        wait.whole, wait.observe = whole, observe
+        return await wait.result()

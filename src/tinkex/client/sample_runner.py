@@ -8,7 +8,8 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +19,6 @@ from ..errors import (
     PromiseExpiredError,
     RateLimitError,
     RequestFailedError,
-    StuckError,
     TinkerError,
     UnsupportedByServerError,
 )
@@ -29,15 +29,18 @@ from ..net.transport import Response
 from ..types.futures import UntypedAPIFuture
 from ..types.sample_response import SampleResponse
 from ..types.sampling import JoinSamplingSessionRequest, JoinSamplingSessionResponse
+from ..types.service import ClientConfigResponse
 from ..wire.bodies import CancelFutureRequest
 from ..wire.headers import SAMPLING_BACKPRESSURE, should_retry
 from ..wire.jsonbody import encode
 from ..wire.paths import CLONE_BLOCK
 from ..wire.routes import Route, route
-from .future import Progress
+from .future import Progress, run_user_code
+from .patience import Patience, Waiting
 from .poller import Poller
 from .polling import wait_for_result
 from .portal import portal
+from .queue_state import QueueStateObserver, queue_state
 from .retry_config import RetryConfig
 from .session import Session, task_failed
 
@@ -68,7 +71,8 @@ class SampleRunner:
         self._joining: asyncio.Task[None] | None = None
         self._poller: Poller | None = None
         self._gate: Gate | None = None
-        self._progressed_at: float | None = None
+        self.patience = self._new_patience()
+        self.observer: weakref.ref[QueueStateObserver] | None = None  # of the queue states of samples
         self.streams = True  # until the server turns out not to know how
 
     async def ready(self) -> tuple[Gate, RetryConfig]:
@@ -80,19 +84,25 @@ class SampleRunner:
             if self.retry_config is not None and self.retry_config.max_connections is not None:
                 limit = self.retry_config.max_connections
             self._gate = Gate(limit)
-        config = self.retry_config or RetryConfig(
-            enable_stuck_detection=settings.sample_enable_stuck_detection,
-            enable_retry_logic=not settings.sample_no_retries,
-        )
+        config = self.retry_config or self._default_config(settings)
+        self.patience.seconds = config.progress_timeout if config.enable_stuck_detection else None
         return self._gate, config
+
+    def _default_config(self, settings: ClientConfigResponse) -> RetryConfig:
+        seconds = self.session.connection.config.stuck_seconds
+        retries = not settings.sample_no_retries
+        if seconds is not None:
+            return RetryConfig(progress_timeout=seconds, enable_retry_logic=retries)
+        detects = settings.sample_enable_stuck_detection
+        return RetryConfig(enable_stuck_detection=detects, enable_retry_logic=retries)
+
+    def _new_patience(self) -> Patience:
+        clock = self.session.connection.clock
+        return Patience(clock, self.sampling_session_id, None, "progress_timeout")
 
     def next_number(self) -> int:
         """The number of the next sample; only after `ready`."""
         return next(self._numbers)
-
-    def progressed(self) -> None:
-        """Something came back."""
-        self._progressed_at = self.session.connection.clock.monotonic()
 
     async def run(
         self, form: dict[str, Any], progress: Progress, number: int | None = None
@@ -103,8 +113,6 @@ class SampleRunner:
         clock = connection.clock
         async with gate.hold():
             started = clock.monotonic()
-            if self._progressed_at is None or gate.inside == 1:
-                self._progressed_at = started
             attempt = 0
             while True:
                 form["seq_id"] = next(self._numbers) if number is None else number
@@ -127,6 +135,7 @@ class SampleRunner:
             self._generation = portal().generation
             self._shadow, self._clone = True, 0
             self._poller = self._gate = self._joining = None
+            self.patience = self._new_patience()
         if not self._shadow or self._clone:
             return
         await self.session.join()
@@ -153,12 +162,11 @@ class SampleRunner:
         ticket, seconds = await self._submit(form, config)
         request_id = ticket.request_id
         try:
-            response = await self._result(ticket, progress, seconds, config)
+            response = await self._result(ticket, progress, seconds)
         except asyncio.CancelledError:
             if connection.dynamic.sample_cancel_enabled:
                 portal().spawn(self._cancel(request_id))
             raise
-        self.progressed()
         check_answer(form, response)
         return response
 
@@ -180,9 +188,22 @@ class SampleRunner:
 
         Returns the answer and the seconds it took; a status in `final` is raised at once.
         """
+        body = _encode(form)
+        with self.patience.waiting(origin.name, Progress("sending")) as waiting:
+            return await self._accepted(origin, body, config, headers, stream, final, waiting)
+
+    async def _accepted(
+        self,
+        origin: Route,
+        body: bytes,
+        config: RetryConfig,
+        headers: Mapping[str, str],
+        stream: bool,
+        final: frozenset[int],
+        waiting: Waiting,
+    ) -> tuple[Response, float]:
         connection = self.session.connection
         shared, clock = connection.shared, connection.clock
-        body = _encode(form)
         operation = Operation(origin.name, seconds=config.progress_timeout, attempts=10_000)
         key = new_key()
         started = clock.monotonic()
@@ -201,24 +222,32 @@ class SampleRunner:
             except RateLimitError as error:
                 if should_retry(error.response.headers) is False:
                     raise
-                if error.retry_after is not None:
-                    delay = advised(error.retry_after, attempt, clock.random())
-                else:
-                    delay = backoff(0, clock.random(), 1.0 if len(body) <= _SMALL_PROMPT else 5.0)
-                shared.sampling.slow_down(delay)
-                connection.metrics.count(f"throttled.{origin.name}")
-                connection.hooks.emit("throttle", origin.name, delay=delay, limit=shared.sampling.limit)
+                self._slow_down(origin, error, attempt, len(body))
                 wait = 0.0
             except TinkerError as error:
                 if isinstance(error, APIStatusError) and error.status_code in final:
                     raise
+                self.patience.heard(str(error))
                 wait = await self._wait_after(error, operation, attempt, started)
             finally:
                 shared.sampling.leave(accepted=accepted)
             attempt += 1
-            self._check_stuck(config)
+            left = waiting.left()
             if wait:
-                await clock.sleep(wait)
+                await clock.sleep(min(wait, left))
+
+    def _slow_down(self, origin: Route, error: RateLimitError, attempt: int, size: int) -> None:
+        """Too much for the server: let everyone with this key send less, and later."""
+        connection = self.session.connection
+        throttle, chance = connection.shared.sampling, connection.clock.random()
+        if error.retry_after is not None:
+            delay = advised(error.retry_after, attempt, chance)
+        else:
+            delay = backoff(0, chance, 1.0 if size <= _SMALL_PROMPT else 5.0)
+        self.patience.heard("HTTP 429")
+        throttle.slow_down(delay)
+        connection.metrics.count(f"throttled.{origin.name}")
+        connection.hooks.emit("throttle", origin.name, delay=delay, limit=throttle.limit)
 
     async def _wait_after(
         self, error: TinkerError, operation: Operation, attempt: int, started: float
@@ -248,32 +277,27 @@ class SampleRunner:
             )  # fmt: skip
         return decision.delay
 
-    async def _result(
-        self, ticket: UntypedAPIFuture, progress: Progress, seconds: float, config: RetryConfig
-    ) -> SampleResponse:
+    async def _result(self, ticket: UntypedAPIFuture, progress: Progress, seconds: float) -> SampleResponse:
         connection = self.session.connection
         request_id = ticket.request_id
         progress.stage, progress.request_id = "waiting", request_id
-        names = ticket.sample_sequence_ids
-
-        def check() -> None:
-            self._check_stuck(config, request_id, progress)
+        observe = self._observe()
 
         async def fetch(whole: bool) -> SampleResponse:
             fetched: SampleResponse = await wait_for_result(
                 connection, _SAMPLE, request_id,
-                progress=progress, sequence_ids=names, submit_seconds=seconds, whole=whole, check=check,
+                progress=progress, sequence_ids=ticket.sample_sequence_ids, submit_seconds=seconds,
+                whole=whole, patience=self.patience, observe=observe,
             )  # fmt: skip
             return fetched
 
         if not connection.known_settings.sample_use_retrieve_futures:
             return await fetch(False)
         if self._poller is None:
-            self._poller = Poller(
-                connection, self.sampling_session_id, self._clone, lambda: self._check_stuck(config)
-            )
+            self._poller = Poller(connection, self.sampling_session_id, self._clone, self.patience)
         poller = self._poller
-        size = await poller.wait(request_id)
+        with self.patience.waiting(_SAMPLE.name, progress, request_id) as waiting:
+            size = await poller.wait(request_id, waiting)
         if size:
             async with connection.shared.result_bytes.hold(size):
                 response = await fetch(True)
@@ -282,19 +306,14 @@ class SampleRunner:
         poller.fetched(request_id)
         return response
 
-    def _check_stuck(
-        self, config: RetryConfig, request_id: str | None = None, progress: Progress | None = None
-    ) -> None:
-        if not config.enable_stuck_detection or self._progressed_at is None:
-            return
-        quiet = self.session.connection.clock.monotonic() - self._progressed_at
-        if quiet > config.progress_timeout:
-            state = f"; queue {progress.queue_state}: {progress.queue_reason}" if progress else ""
-            raise StuckError(
-                message=f"No sample of {self.sampling_session_id} has come back for {quiet:.0f} s "
-                f"(progress_timeout={config.progress_timeout:g}); waiting for {request_id}{state}. "
-                "Requests appear to be stuck."
-            )
+    def _observe(self) -> Callable[[str, str | None], None] | None:
+        """How to tell the observer, in a thread where it may take its time."""
+        observer = self.observer() if self.observer is not None else None
+        if observer is None:
+            return None
+        return lambda state, reason: run_user_code(
+            lambda told: told.on_queue_state_change(queue_state(state), reason), observer
+        )
 
     async def _cancel(self, request_id: str) -> None:
         body = encode(CancelFutureRequest(request_id=request_id))

@@ -32,6 +32,7 @@ from ..wire.paths import check_model_path, parse
 from ..wire.routes import route
 from .future import Future
 from .many import ManySamples, Run, SampleInput
+from .queue_state import QueueState, QueueStateObserver
 from .retry_config import RetryConfig
 from .sample_runner import SampleRunner
 from .session import Session
@@ -46,8 +47,10 @@ __all__ = ["SamplingClient"]
 
 logger = logging.getLogger(__name__)
 
+_SAY_EVERY = 60.0
 
-class SamplingClient(Texts):
+
+class SamplingClient(Texts, QueueStateObserver):
     """Samples from weights that never change; cheap to make, safe to share between threads.
 
     It can be pickled and sent to other processes; the credential stays behind unless
@@ -70,6 +73,7 @@ class SamplingClient(Texts):
         self.retry_config = retry_config
         self.record_stability_info = record_stability_info
         self._runner = SampleRunner(holder, sampling_session_id, retry_config, shadow)
+        self._runner.observer = weakref.ref(self)
         self._trainer: tuple[weakref.ref[TrainingClient], int] | None = None
 
     def __repr__(self) -> str:
@@ -353,6 +357,18 @@ class SamplingClient(Texts):
     def get_telemetry(self) -> Telemetry | None:
         """What reports events to the server, unless it is off."""
         return self.holder.telemetry
+
+    def on_queue_state_change(self, queue_state: QueueState, queue_state_reason: str | None) -> None:
+        """Called when the queue state of a sample changes; logs a pause, unless it was said just now.
+
+        Replace it, on a client or in a subclass, to be told instead; it runs on a thread of its own.
+        """
+        if queue_state is not QueueState.ACTIVE:
+            reason = queue_state_reason or f"the server's queue is {queue_state.value.replace('_', ' ')}"
+            self.holder.connection.teller.say(
+                logger, f"{self.sampling_session_id}:{queue_state.value}", _SAY_EVERY,
+                "sampling from %s is paused: %s", self.sampling_session_id, reason,
+            )  # fmt: skip
 
     # ---- other processes
 

@@ -247,7 +247,7 @@ class _Reading:
         raise APIConnectionError(message="Connection error: the stream ended before its result.")
 
     async def _take(self, event: ServerEvent, response: Response) -> SampleResponse | None:
-        self._runner.progressed()
+        self._runner.patience.moved()
         try:
             if event.event == "tokens":
                 tokens: TokensEvent = convert(TokensEvent, parse(event.data.encode()))

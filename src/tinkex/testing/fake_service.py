@@ -22,7 +22,7 @@ from ..types import (
     SampleRequest,
     SupportedModel,
 )
-from ..wire.headers import API_KEY
+from ..wire.headers import API_KEY, should_retry
 from ..wire.jsonbody import convert
 from ..wire.routes import Route
 from . import answers_admin, answers_checkpoints, answers_sampling, answers_sessions, answers_training
@@ -146,7 +146,8 @@ class FakeService:
     ) -> Reply:
         if fault is not None and fault.replaces and not fault.after:
             answer = fault.response()
-            if route is not None and answer.status in _FINAL and answer.body:
+            final = answer.status in _FINAL and answer.body and not should_retry(answer.headers)
+            if route is not None and final:
                 self._use_up(route, request)
             return answer
         if route is None:
