@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from tests.client.rig import WAIT, Rig, data
 from tinkex import types
+from tinkex.client.training import TrainingClient
 from tinkex.client.turns import Line
 from tinkex.errors import TinkerError
 from tinkex.losses import numpy_loss
+from tinkex.types.losses import check_loss
 
 PARALLEL = types.ClientConfigResponse(parallel_fwdbwd_chunks=True, fwdbwd_max_chunk_len=2)
 SERIAL = types.ClientConfigResponse(parallel_fwdbwd_chunks=False, fwdbwd_max_chunk_len=2)
@@ -109,6 +112,91 @@ def test_ids_are_given_in_call_order_across_threads_one_model_each() -> None:
     assert len(done) == 30
     for trainer in trainers:
         assert rig.service.seq_ids(trainer.model_id) == list(range(1, 11))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_training_operation_is_numbered_from_one() -> None:
+    rig = Rig()
+    trainer = rig.trainer()
+    path = trainer.save_state("first").result(WAIT).path
+    trainer.forward(data(1), "cross_entropy").result(WAIT)
+    trainer.forward_backward(data(1), "cross_entropy").result(WAIT)
+    trainer.forward_backward_custom(data(1), halves).result(WAIT)
+    trainer.optim_step(ADAM).result(WAIT)
+    trainer.save_weights_for_sampler("a").result(WAIT)
+    trainer.save_weights_external("b").result(WAIT)
+    trainer.save_weights_and_get_sampling_client()
+    trainer.load_state(path).result(WAIT)
+    trainer.load_state_with_optimizer(path).result(WAIT)
+    operations = [call for call in rig.service.calls if call.model_id == trainer.model_id]
+    sent = [(call.route, call.body.seq_id) for call in operations]
+    assert sent == [
+        ("save_weights", 1),
+        ("forward_backward", 2),
+        ("forward_backward", 3),
+        ("forward_backward", 4),
+        ("forward_backward", 5),
+        ("optim_step", 6),
+        ("save_weights_for_sampler", 7),
+        ("save_weights_external", 8),
+        ("save_weights_for_sampler", 9),
+        ("load_weights", 10),
+        ("load_weights", 11),
+    ]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kinds=st.lists(st.sampled_from(["pass", "forward", "step", "save"]), min_size=2, max_size=8),
+    delays=st.lists(st.sampled_from([0.0, 0.1, 2.0, 30.0]), min_size=1, max_size=8),
+    results=st.lists(st.sampled_from([0.0, 5.0, 100.0]), min_size=1, max_size=4),
+)
+def test_requests_arrive_in_order_whatever_their_delays(
+    kinds: list[str], delays: list[float], results: list[float]
+) -> None:
+    rig = Rig()
+    trainer = rig.trainer()
+    routes = ["forward_backward", "optim_step", "save_weights"]
+    rig.service.latency = {route: results[index % len(results)] for index, route in enumerate(routes)}
+    for index in range(len(kinds)):
+        rig.service.faults.add(routes, delay=delays[index % len(delays)], times=1)
+    futures = [start(trainer, kind) for kind in kinds]
+    for future in futures:
+        future.result(WAIT)
+    calls = [call for call in rig.service.calls if call.model_id == trainer.model_id and call.seq_id]
+    assert [call.seq_id for call in calls] == list(range(1, len(kinds) + 1))
+    expected = {"pass": "forward_backward", "forward": "forward_backward", "step": "optim_step"}
+    assert [call.route for call in calls] == [expected.get(kind, "save_weights") for kind in kinds]
+    assert rig.service.executed(trainer.model_id) == list(range(1, len(kinds) + 1))
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_backward"])
+@pytest.mark.parametrize("form", ["", "_async"])
+def test_an_unknown_loss_is_refused_before_anything_is_sent(method: str, form: str) -> None:
+    rig = Rig()
+    trainer = rig.trainer()
+    before = len(rig.service.calls)
+
+    def call() -> None:
+        made = getattr(trainer, method + form)(data(1), "crossentropy")
+        if form:
+            asyncio.run(made)
+
+    with pytest.raises(
+        ValueError, match=r"cross_entropy, importance_sampling, .* did you mean 'cross_entropy'"
+    ):
+        call()
+    assert [call.route for call in rig.service.calls[before:] if call.route != "session_heartbeat"] == []
+    assert trainer.forward_backward(data(1), "cross_entropy").result(WAIT)
+    assert rig.service.seq_ids(trainer.model_id) == [1]
+
+
+def test_the_losses_a_pass_takes_are_in_its_signature() -> None:
+    hints = get_type_hints(TrainingClient.forward_backward)
+    assert hints["loss_fn"] == types.LossFnType
+    assert get_type_hints(TrainingClient.forward)["loss_fn"] == types.LossFnType
+    for name in get_args(types.LossFnType):
+        check_loss(name)
 
 
 def test_pieces_of_one_pass_go_in_parallel_with_the_first_last() -> None:

@@ -312,31 +312,6 @@ def test_a_pause_is_logged_though_the_sampler_was_dropped(caplog: pytest.LogCapt
     assert "all seats taken" in caplog.text
 
 
-def test_hooks_and_progress_are_told_of_training_too() -> None:
-    rig = Rig(hold=5.0, latency={"optim_step": 2000.0})
-    rig.clock = rig.service.clock = FakeClock()
-    client = rig.client()
-    trainer = client.create_lora_training_client(MODEL)
-    seen: list[tuple[str, Any, Any]] = []
-    client.on_event(
-        lambda event: (
-            seen.append((event.name, event.data["state"], event.data["reason"]))
-            if event.kind == "queue_state"
-            else None
-        )
-    )
-    future = walk_through_states(rig, lambda: trainer.optim_step(ADAM))
-    assert client.holder.connection.hooks.flush()
-    assert seen == [
-        ("optim_step", "active", None),
-        ("optim_step", "paused_capacity", "all seats taken"),
-        ("optim_step", "paused_rate_limit", None),
-        ("optim_step", "lunch", "back soon"),
-        ("optim_step", "active", None),
-    ]
-    assert (future.progress.queue_state, future.progress.queue_reason) == ("active", None)
-
-
 def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(SamplingClient):
         def on_queue_state_change(self, queue_state: QueueState, queue_state_reason: str | None) -> None:

@@ -14,7 +14,7 @@ from ..notices import notice
 from ..types.console import training_run_url
 from ..types.datum import Datum
 from ..types.forward_backward_output import ForwardBackwardOutput
-from ..types.losses import check_loss
+from ..types.losses import LossFnType, check_loss
 from ..types.model import GetInfoRequest, GetInfoResponse
 from ..types.optimizer import AdamParams, OptimParams, OptimParamsBase, OptimStepRequest, OptimStepResponse
 from ..types.rules import shown
@@ -81,25 +81,37 @@ class TrainingClient(Texts):
     # ---- passes
 
     def forward(
-        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Future[ForwardBackwardOutput]:
         """Compute logprobs and loss, without gradients."""
         return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
 
     async def forward_async(
-        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Future[ForwardBackwardOutput]:
         """Compute logprobs and loss, without gradients."""
         return await self._pass_async(data, loss_fn, loss_fn_config, forward_only=True)
 
     def forward_backward(
-        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Future[ForwardBackwardOutput]:
         """Compute logprobs and loss, and add to the gradients."""
         return self._pass(data, loss_fn, loss_fn_config)
 
     async def forward_backward_async(
-        self, data: list[Datum], loss_fn: str, loss_fn_config: Mapping[str, float | str] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Future[ForwardBackwardOutput]:
         """Compute logprobs and loss, and add to the gradients."""
         return await self._pass_async(data, loss_fn, loss_fn_config)
