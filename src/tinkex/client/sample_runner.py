@@ -209,7 +209,7 @@ class SampleRunner:
         started = clock.monotonic()
         attempt = 0
         while True:
-            await shared.sampling.enter()
+            await shared.sampling.enter(again=attempt > 0)
             accepted = False
             try:
                 async with shared.sampling_bytes.hold(len(body)):

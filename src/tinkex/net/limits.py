@@ -31,10 +31,13 @@ class _Line:
             self._waiting.popleft()
         return self._waiting[0][1] if self._waiting else None
 
-    def join(self, need: int) -> asyncio.Future[None]:
-        """Stand at the end."""
+    def join(self, need: int, *, first: bool = False) -> asyncio.Future[None]:
+        """Stand at the end, or before all others."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append((future, need))
+        if first:
+            self._waiting.appendleft((future, need))
+        else:
+            self._waiting.append((future, need))
         return future
 
     def call(self) -> None:
@@ -110,12 +113,12 @@ class Throttle:
         self._line = _Line()
         self._timer: asyncio.Task[None] | None = None
 
-    async def enter(self) -> None:
-        """Wait for a place."""
-        if self._line.head() is None and self._open():
+    async def enter(self, *, again: bool = False) -> None:
+        """Wait for a place; whoever comes `again` goes before those who did not have one yet."""
+        if (again or self._line.head() is None) and self._open():
             self.inside += 1
             return
-        ticket = self._line.join(1)
+        ticket = self._line.join(1, first=again)
         self._watch()
         try:
             await ticket
