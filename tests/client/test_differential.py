@@ -159,6 +159,24 @@ def listings(sdk: Any, client: Any) -> None:
     client.get_server_capabilities()
 
 
+def custom_losses(sdk: Any, client: Any) -> None:
+    trainer = client.create_lora_training_client("Qwen/Qwen3-8B")
+
+    def squares(examples: list[Any], logprobs: list[Any]) -> Any:
+        loss = sum((each**2).sum() for each in logprobs) / len(examples)
+        return loss, {"squares": float(loss.detach())}
+
+    first = trainer.forward_backward_custom([datum(sdk, 3, i) for i in range(5)], squares)
+    stepped = trainer.optim_step(sdk.types.AdamParams())
+    assert first.result(WAIT).metrics["squares"] > 0
+    stepped.result(WAIT)
+
+    async def main() -> None:
+        await (await trainer.forward_backward_custom_async([datum(sdk, 4, 2)], squares))
+
+    asyncio.run(main())
+
+
 def errors(sdk: Any, client: Any) -> None:
     trainer = client.create_lora_training_client("Qwen/Qwen3-8B")
     sampler = trainer.save_weights_and_get_sampling_client()
@@ -203,6 +221,16 @@ def test_the_same_requests_are_sent(journey: Any, flags: dict[str, Any]) -> None
     for left, right in zip(official, ours, strict=False):
         assert right == left
     assert len(ours) == len(official)
+    assert our_polls == official_polls
+
+
+@pytest.mark.parametrize("length", [1024, 2])
+def test_the_same_custom_losses_are_sent(length: int) -> None:
+    pytest.importorskip("torch")
+    config = our_types.ClientConfigResponse(parallel_fwdbwd_chunks=False, fwdbwd_max_chunk_len=length)
+    official, official_polls = split(stream("tinker", custom_losses, config))
+    ours, our_polls = split(stream("tinkex", custom_losses, config))
+    assert [text(each) for each in ours] == [text(each) for each in official]
     assert our_polls == official_polls
 
 
