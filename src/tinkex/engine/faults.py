@@ -1,4 +1,6 @@
-"""What can go wrong inside the engine, each with the side at fault; turning one into an HTTP answer is not done here."""
+"""What can go wrong inside the engine, each with the side at fault; turning one into an HTTP answer is not
+done here.
+"""
 
 from __future__ import annotations
 
