@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .adapters import Adapter, LoraLayout
+from .decoder import Decoder
 from .faults import UserFault
 from .lora import HEAD, head_logits, install
 from .plan import Plan, PlanSlot, Segment
@@ -88,6 +89,7 @@ class BaseModel:
         self.model = model
         self.slot = PlanSlot()
         self.sites = install(model, self.slot)
+        self.decoder = Decoder.over(model.model, self.config)
         self.head: nn.Linear = model.lm_head
         self.device: torch.device = self.head.weight.device
         self.dtype: torch.dtype = self.head.weight.dtype
@@ -108,8 +110,7 @@ class BaseModel:
         dtype: str | torch.dtype | None = None,
         trust_remote_code: bool = False,
     ) -> BaseModel:
-        """Read a folder of safetensors with a Hugging Face config; the device and dtype taken are logged.
-        """
+        """Read a folder of safetensors with a Hugging Face config; the device and dtype taken are logged."""
         where = choose_device(device)
         kind = choose_dtype(where, dtype)
         if not (Path(folder) / "config.json").is_file():
@@ -153,9 +154,9 @@ class BaseModel:
     def hidden_states(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan
     ) -> torch.Tensor:
-        """Final-norm hidden states `[T, hidden]` of one row of tokens (`input_ids` and `position_ids` are
-        `[1, T]`).
-        """
+        """Final-norm hidden states `[T, hidden]` of one row; ids and positions are `[1, T]`."""
+        if self.decoder is not None:
+            return self.decoder.run(input_ids, position_ids, plan)
         self.slot.plan = plan
         try:
             out = self.model.model(

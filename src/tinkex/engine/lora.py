@@ -55,6 +55,7 @@ class LoraGroup:
             flat = x.reshape(-1, self.inner)
             if plan.anchor is not None:
                 outputs = _Linears.apply(flat, plan.anchor, self, plan)
+                outputs = (outputs,) if len(self.sizes) == 1 else outputs
             else:
                 outputs = self.forward(flat, plan)[0].split(self.sizes, dim=-1)
             self._input = x
@@ -65,7 +66,7 @@ class LoraGroup:
         return found
 
     def forward(self, x_ti: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """All outputs side by side, and per segment the product of the input with A."""
+        """All outputs side by side, and per segment A's product with the input, `[members * R, tokens]`."""
         y_to = functional.linear(x_ti, self.weight_oi, self.bias_o)
         lows: list[torch.Tensor | None] = []
         for segment in plan.segments:
@@ -73,49 +74,46 @@ class LoraGroup:
             if adapter is None or self.name not in adapter.layout.groups:
                 lows.append(None)
                 continue
-            low_tm = x_ti[segment.start : segment.end] @ adapter.compute.group_a[self.name].t()
-            rows = y_to[segment.start : segment.end]
-            rank = adapter.rank
+            span = slice(segment.start, segment.end)
+            low_rt = adapter.compute.group_a[self.name] @ x_ti[span].t()
+            rank, bt = adapter.rank, adapter.compute.bt
             for m, path in enumerate(self.paths):
                 start, end = self.columns[m]
-                rows[:, start:end].addmm_(
-                    low_tm[:, m * rank : (m + 1) * rank], adapter.compute.b[path].t(), alpha=adapter.scale
-                )
-            lows.append(low_tm)
+                low_tr = low_rt[m * rank : (m + 1) * rank].t()
+                y_to[span, start:end].addmm_(low_tr, bt[path], alpha=adapter.scale)
+            lows.append(low_rt)
         return y_to, lows
 
     def backward(
         self,
         x_ti: torch.Tensor,
         lows: list[torch.Tensor | None],
-        dys: tuple[torch.Tensor, ...],
+        dy_to: torch.Tensor,
         plan: Plan,
         need_dx: bool,
     ) -> torch.Tensor | None:
         """The input's gradient; each segment's factor gradients are added to its buffer."""
-        dx_ti = None
-        if need_dx:
-            dy_to = dys[0] if len(dys) == 1 else torch.cat(dys, dim=-1)
-            dx_ti = dy_to @ self.weight_oi
-        for segment, low_tm in zip(plan.segments, lows, strict=True):
-            if low_tm is None:
+        dx_ti = dy_to @ self.weight_oi if need_dx else None
+        for segment, low_rt in zip(plan.segments, lows, strict=True):
+            if low_rt is None:
                 continue
-            adapter = segment.adapter
+            adapter, grads = segment.adapter, segment.grads
             assert adapter is not None
-            rank, scale = adapter.rank, adapter.scale
+            rank, scale, bt = adapter.rank, adapter.scale, adapter.compute.bt
             span = slice(segment.start, segment.end)
-            dlow_tm = torch.empty_like(low_tm)
+            dlow_rt = torch.empty_like(low_rt)
             for m, path in enumerate(self.paths):
-                dy = dys[m][span]
-                cols = slice(m * rank, (m + 1) * rank)
-                torch.mm(dy, adapter.compute.b[path], out=dlow_tm[:, cols])
-                if segment.grads is not None:
-                    add_product(segment.grads.b[path], dy.t(), low_tm[:, cols], scale)
-            dlow_tm *= scale
-            if segment.grads is not None:
-                add_product(segment.grads.group_a[self.name], dlow_tm.t(), x_ti[span], 1.0)
+                start, end = self.columns[m]
+                dy = dy_to[span, start:end]
+                rows = slice(m * rank, (m + 1) * rank)
+                torch.mm(bt[path], dy.t(), out=dlow_rt[rows])
+                if grads is not None:
+                    add_product(grads.bt[path], low_rt[rows], dy, scale)
+            dlow_rt *= scale
+            if grads is not None:
+                add_product(grads.group_a[self.name], dlow_rt, x_ti[span], 1.0)
             if dx_ti is not None:
-                dx_ti[span].addmm_(dlow_tm, adapter.compute.group_a[self.name])
+                dx_ti[span].addmm_(dlow_rt.t(), adapter.compute.group_a[self.name])
         return dx_ti
 
 
@@ -138,7 +136,8 @@ class _Linears(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> Any:
         x_ti, *lows = ctx.saved_tensors
-        dx = ctx.group.backward(x_ti, lows, dys, ctx.plan, ctx.needs_input_grad[0])
+        dy_to = dys[0] if len(dys) == 1 else torch.cat(dys, dim=-1)
+        dx = ctx.group.backward(x_ti, lows, dy_to, ctx.plan, ctx.needs_input_grad[0])
         return dx, None, None, None
 
 
@@ -197,6 +196,6 @@ def head_logits(
         adapter = segment.adapter
         if adapter is not None and HEAD in adapter.layout.paths:
             span = slice(segment.start, segment.end)
-            low_tr = hidden_ti[span] @ adapter.compute.a[HEAD].t()
-            logits_tv[span].addmm_(low_tr, adapter.compute.b[HEAD].t(), alpha=adapter.scale)
+            low_rt = adapter.compute.a[HEAD] @ hidden_ti[span].t()
+            logits_tv[span].addmm_(low_rt.t(), adapter.compute.bt[HEAD], alpha=adapter.scale)
     return logits_tv

@@ -22,17 +22,21 @@ def packed_attention(
     window: int | None,
 ) -> torch.Tensor:
     """Attention within each of the plan's sequences; a window counts the token itself."""
+    starts = plan.cu_seqlens
+    lengths = [end - start for start, end in zip(starts[:-1], starts[1:], strict=True)]
     grouped = q_thd.shape[1] != k_tkd.shape[1]
+    # Sequences of one length are one batch; others are split, which autograd undoes in one step.
+    count = len(lengths) if len(set(lengths)) == 1 else 1
+    pieces = [lengths[0] * count] if count > 1 else lengths
     outs: list[torch.Tensor] = []
-    for start, end in plan.spans:
-        q_hnd, k_knd, v_knd = (x[start:end].transpose(0, 1).unsqueeze(0) for x in (q_thd, k_tkd, v_tkd))
-        mask = None
-        if window is not None and end - start > window:
-            mask = _window_mask(plan, end - start, window, q_thd.device)
+    rows = (x.split(pieces) for x in (q_thd, k_tkd, v_tkd))
+    for length, parts in zip(lengths, zip(*rows, strict=True), strict=False):
+        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
+        mask = _window_mask(plan, length, window, q.device) if window and length > window else None
         out = functional.scaled_dot_product_attention(
-            q_hnd, k_knd, v_knd, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         )
-        outs.append(out[0].transpose(0, 1))
+        outs.append(out.transpose(1, 2).flatten(0, 1))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

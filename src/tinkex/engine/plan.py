@@ -50,6 +50,8 @@ class Plan:
     paged: Any = None
     anchor: torch.Tensor | None = None
     """A scalar that requires grad, when this pass will be followed by a backward pass."""
+    checkpoint: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again."""
     scratch: dict[Any, Any] = field(default_factory=dict)
     """Values computed once a pass and shared by its layers (index tensors on the device, for example)."""
 
