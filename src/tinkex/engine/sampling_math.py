@@ -158,18 +158,19 @@ def pick(mass_rv: torch.Tensor, u_rk: torch.Tensor) -> tuple[torch.Tensor, torch
         mass_rv = torch.nn.functional.pad(mass_rv, (0, size - vocab % size))
     mass_rnc = mass_rv.view(rows, -1, size)
     # Two levels: the chunk by the running sum of chunk sums, then the token by the running sum inside it.
-    # Each search ends at the first sum above its target, which is never a token without mass.
+    # Each search ends at the first sum above its target, which is never a token without mass (masses that
+    # are not finite give some token of the vocabulary, with a logprob that is not finite either).
     sums_rn = mass_rnc.sum(-1).double()
     ends_rn = sums_rn.cumsum(-1)
     total_r1 = ends_rn[:, -1:]
     target_rk = u_rk.clamp(max=_BELOW_ONE) * total_r1
-    chunk_rk = torch.searchsorted(ends_rn, target_rk, right=True)
+    chunk_rk = torch.searchsorted(ends_rn, target_rk, right=True).clamp_(max=ends_rn.shape[1] - 1)
     sum_rk = sums_rn.gather(1, chunk_rk)
     share_rk = (target_rk - (ends_rn.gather(1, chunk_rk) - sum_rk)) / sum_rk
     inside_rkc = mass_rnc.gather(1, chunk_rk[:, :, None].expand(-1, -1, size)).double().cumsum(-1)
     target_rk1 = share_rk.clamp(0.0, _BELOW_ONE)[:, :, None] * inside_rkc[:, :, -1:]
     token_rk = torch.searchsorted(inside_rkc, target_rk1, right=True)[:, :, 0]
-    return chunk_rk * size + token_rk, total_r1[:, 0]
+    return (chunk_rk * size + token_rk).clamp_(max=vocab - 1), total_r1[:, 0]
 
 
 def pick_narrowed(
@@ -179,7 +180,8 @@ def pick_narrowed(
     kept_rw, ids_rw = narrow(mass_rv, width, k_r, p_r)
     ends_rw = kept_rw.cumsum(-1)
     target_r1 = u_r.clamp(max=_BELOW_ONE)[:, None] * ends_rw[:, -1:]
-    return ids_rw.gather(1, torch.searchsorted(ends_rw, target_r1, right=True))[:, 0]
+    at_r1 = torch.searchsorted(ends_rw, target_r1, right=True).clamp_(max=width - 1)
+    return ids_rw.gather(1, at_r1)[:, 0]
 
 
 def narrow(
