@@ -73,6 +73,14 @@ class Blocks(RuleBasedStateMachine):
         self.pool.close(row.table)
         self.live.remove(row)
 
+    @rule(data=st.data())
+    def forget(self, data):
+        blocks = data.draw(st.sets(st.integers(0, 11), max_size=3))
+        unused = self.pool.forget(blocks)
+        held = {block for row in self.live for block in row.table.blocks}
+        assert set(unused) == blocks - held
+        self.memory[unused] = -7
+
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
         for row in self.live:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,6 +132,21 @@ class BlockPool:
             self._give(block)
         table.blocks.clear()
         table.names.clear()
+
+    def forget(self, blocks: Iterable[int]) -> list[int]:
+        """Make blocks unfindable; those that nobody uses now, whose contents may be cleared."""
+        unused = []
+        for block in blocks:
+            name = self._name[block]
+            if name is not None:
+                del self._found[name]
+                self._name[block] = None
+            if not self._refs[block]:
+                unused.append(block)
+                if block in self._idle:
+                    del self._idle[block]
+                    self._blank.append(block)
+        return unused
 
     def shared(self, block: int) -> bool:
         """Whether more than one sequence uses a block."""

@@ -11,7 +11,7 @@ a pass, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,13 @@ class KvCache:
 
     @property
     def sink(self) -> int:
-        """A place nobody reads: where padding writes."""
+        """Where padding writes."""
         return self.blocks * self.block_size
+
+    @property
+    def blank(self) -> int:
+        """What padding reads: never written, so always finite."""
+        return self.sink + 1
 
     def write(self, layer: int, places_t: torch.Tensor, k_tkd: torch.Tensor, v_tkd: torch.Tensor) -> None:
         """Store the keys and values of a pass's tokens."""
@@ -74,6 +79,11 @@ class KvCache:
             self.pool_y2pkd[:, :, target * size : (target + 1) * size] = self.pool_y2pkd[
                 :, :, source * size : (source + 1) * size
             ]
+
+    def scrub(self, blocks: Iterable[int]) -> None:
+        """Make blocks finite again whose contents may not be, before somebody else gets them."""
+        for block in (*blocks, self.blocks):
+            self.pool_y2pkd[:, :, block * self.block_size : (block + 1) * self.block_size] = 0
 
 
 class DenseRows:
@@ -118,6 +128,11 @@ class DenseRows:
         assert self._all is not None
         rows = self.cache.pool_y2pkd.index_select(2, places)
         self._all[:, :, slot, :, : len(places)] = rows.permute(0, 1, 3, 2, 4)
+
+    def scrub(self) -> None:
+        """Forget every row, and make what is left of them finite."""
+        if self._all is not None:
+            self._all.zero_()
 
     def targets(self, slots_r: torch.Tensor, positions_r: torch.Tensor) -> torch.Tensor:
         """Where the next token's keys and values of each row and head go, for `write`."""

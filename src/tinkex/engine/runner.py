@@ -9,13 +9,14 @@ Shape letters: T tokens of the pass, R decoded rows, C hidden size, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .adapters import Adapter
 from .base_model import BaseModel
 from .blocks import Table
 from .kv_cache import DenseRows, KvCache
@@ -38,6 +39,19 @@ class Outcome:
     logprobs: npt.NDArray[np.float32]
     top_tokens: npt.NDArray[np.int64] | None = None
     top_logprobs: npt.NDArray[np.float32] | None = None
+
+    def take(self, keep: list[int]) -> Outcome:
+        """The outcome of some of the rows."""
+        if len(keep) == len(self.rows):
+            return self
+        return Outcome(
+            [self.rows[i] for i in keep],
+            self.streams[keep],
+            [self.tokens[i] for i in keep],
+            self.logprobs[keep],
+            None if self.top_tokens is None else self.top_tokens[keep],
+            None if self.top_logprobs is None else self.top_logprobs[keep],
+        )
 
 
 NOTHING = Outcome([], np.empty(0, np.int64), [], np.empty(0, np.float32))
@@ -110,6 +124,13 @@ class Runner:
             if batch is not None:
                 batch.advance()
             return self._draw(work, batch, hidden_tc)
+
+    def scrub(self, blocks: Iterable[int]) -> None:
+        """Clear what requests with numbers that are not finite leave behind."""
+        self.cache.scrub(blocks)
+        if self.dense is not None:
+            self.dense.scrub()
+        self._occupants = []
 
     def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:
         if not rows:
@@ -203,16 +224,10 @@ class Runner:
             owner = piece.fill.owner
             if isinstance(owner, Job):
                 if owner.scores is not None:
-                    owner.scores.take(piece.start, hidden_tc[start:end], self._scorer(owner))
+                    owner.scores.take(piece.start, hidden_tc[start:end], scorer(self.base, owner.adapter))
                 if piece.last:
                     owner.last_hidden = hidden_tc[end - 1 : end].clone()
             start = end
-
-    def _scorer(self, job: Job) -> Callable[[torch.Tensor], torch.Tensor]:
-        def logits(hidden_nc: torch.Tensor) -> torch.Tensor:
-            return self.base.logits(hidden_nc, (Segment(job.adapter, 0, len(hidden_nc)),))
-
-        return logits
 
     def _draw(self, work: Pass, batch: DecodeBatch | None, hidden_tc: torch.Tensor | None) -> Outcome:
         rows = len(work.rows)
@@ -234,6 +249,11 @@ class Runner:
         if batch is not None:
             batch.ids_r = drawn.tokens_r[:rows]
         return outcome(draws, drawn)
+
+
+def scorer(base: BaseModel, adapter: Adapter | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What turns hidden states of one adapter's tokens into logits."""
+    return lambda hidden_nc: base.logits(hidden_nc, (Segment(adapter, 0, len(hidden_nc)),))
 
 
 def outcome(draws: DrawRows, drawn: Drawn) -> Outcome:

@@ -16,16 +16,18 @@ import torch
 from .adapters import Adapter
 from .base_model import BaseModel
 from .blocks import BlockPool, root_of
+from .exact_runner import ExactRunner
 from .faults import UserFault
 from .kv_cache import KvCache, bytes_per_token
 from .messages import LENGTH, Answer, Failed, Sample, SampleAccepted, SampleDone, TokenStep
 from .prompt_scores import PromptScores, check_scores
 from .runner import Outcome, Runner
 from .sampling_rows import Job, Row
-from .scheduler import Scheduler
+from .scheduler import Pass, Scheduler
 from .stopping import Detokenise, StopRule, token_budget
 
 _KV_SHARE = 0.3
+_EXACT_PIECE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,22 @@ class Sampler:
         self.options = options = options or SamplerOptions()
         kind = base.device.type
         budget = options.kv_bytes or _kv_bytes(base.device)
-        block = options.block_size * bytes_per_token(base.config, base.dtype)
-        blocks = max(budget // block, 1)
-        self.pool = BlockPool(blocks, options.block_size)
-        self.cache = KvCache(base.config, blocks, options.block_size, base.device, base.dtype)
-        self.runner = Runner(base, self.cache, dense_bytes=budget if kind == "cpu" else 0)
+        size = _EXACT_PIECE if options.deterministic else options.block_size
+        blocks = max(budget // (size * bytes_per_token(base.config, base.dtype)), 1)
+        self.pool = BlockPool(blocks, size)
+        self.cache = KvCache(base.config, blocks, size, base.device, base.dtype)
+        self.runner: Runner | ExactRunner
+        if options.deterministic:
+            self.runner = ExactRunner(base, self.cache)
+        else:
+            self.runner = Runner(base, self.cache, dense_bytes=budget if kind == "cpu" else 0)
         tokens = options.pass_tokens or (512 if kind == "cpu" else 8192)
-        self.scheduler = Scheduler(self.pool, max_rows=options.max_rows, pass_tokens=tokens)
+        self.scheduler = Scheduler(
+            self.pool,
+            max_rows=options.max_rows,
+            pass_tokens=tokens,
+            chunk=size if options.deterministic else None,
+        )
         self._streams = count(1)
         self._arrivals = count(1)
         self.tokens_drawn = 0
@@ -91,12 +102,17 @@ class Sampler:
             found = self.runner.run(work)
         except Exception as error:
             return self._fail(jobs, "server", f"sampling failed: {type(error).__name__}: {error}")
-        broken = ~np.isfinite(found.logprobs)
-        if broken.any():
-            bad = [found.rows[i].job for i in np.flatnonzero(broken)]
-            return self._fail(
-                bad, "user" if bad[0].adapter else "server", "the model's logprobs are not finite"
+        answers = self._fail_broken(work, found)
+        if answers:
+            alive = self.scheduler.jobs
+            found = found.take(
+                [i for i, row in enumerate(found.rows) if row.job.request.request_id in alive]
             )
+            work.starts = [row for row in work.starts if row.job.request.request_id in alive]
+            work.pieces = [piece for piece in work.pieces if piece.fill.job.request.request_id in alive]
+        if self.options.deterministic:
+            # Rows that catch up with what they drew before they gave up their blocks draw nothing new.
+            found = found.take([i for i, row in enumerate(found.rows) if row.length == row.computed])
         ended: list[int] = []
         reasons: list[int] = []
         for row, token in zip(found.rows, found.tokens, strict=True):
@@ -110,7 +126,6 @@ class Sampler:
                 ended += range(job.first_stream, job.first_stream + job.request.num_samples)
                 reasons += [LENGTH] * job.request.num_samples
         self.tokens_drawn += len(found.tokens)
-        answers: list[Answer] = []
         if found.tokens or ended:
             answers.append(self._token_step(found, ended, reasons))
         answers += [self._done(job) for job in over]
@@ -186,13 +201,28 @@ class Sampler:
         scores = job.scores.answer() if job.scores is not None else {}
         return SampleDone(self.epoch, job.request.request_id, job.hit or 0, **scores)
 
+    def _fail_broken(self, work: Pass, found: Outcome) -> list[Answer]:
+        """Fail requests whose model gives no numbers; the others' rows are not touched by it."""
+        broken = ~np.isfinite(found.logprobs)
+        if not broken.any():
+            return []
+        jobs = [found.rows[i].job for i in np.flatnonzero(broken)]
+        trained = [job for job in jobs if job.adapter is not None]
+        text = "the model's logprobs are not finite"
+        answers = self._fail(trained, "user", f"{text}: its weights have diverged")
+        return answers + self._fail(jobs, "server", text)
+
     def _fail(self, jobs: list[Job], category: str, text: str) -> list[Answer]:
-        names = dict.fromkeys(job.request.request_id for job in jobs)
-        return [
-            Failed(self.epoch, name, category, text)
-            for name in names
-            if self.scheduler.cancel(name) is not None
-        ]
+        failed: list[Answer] = []
+        for name in dict.fromkeys(job.request.request_id for job in jobs):
+            job = self.scheduler.jobs.get(name)
+            if job is not None:
+                blocks = self.scheduler.blocks_of(job)
+                self.scheduler.cancel(name)
+                # A block another request still reads makes that one fail too if it is not finite.
+                self.runner.scrub(self.pool.forget(blocks))
+                failed.append(Failed(self.epoch, name, category, text))
+        return failed
 
 
 def _kv_bytes(device: torch.device) -> int:

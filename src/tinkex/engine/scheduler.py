@@ -95,6 +95,12 @@ class Scheduler:
         self._forget(job)
         return job
 
+    def blocks_of(self, job: Job) -> set[int]:
+        """Every block a request holds."""
+        tables = [row.table for row in self.rows if row.job is job]
+        tables += [fill.table for fill in self._fills if fill.job is job] + [job.lead]
+        return {block for table in tables if table is not None for block in table.blocks}
+
     def next(self) -> Pass | None:
         """The next pass, or None when there is nothing to compute."""
         if not self.jobs:
