@@ -82,25 +82,27 @@ class LoraLayout:
 
 
 class LoraTensors:
-    """A flat buffer and its views: `a[path]`, `bt[path]`, and `group_a[group]` (stacked As of modules on
+    """A flat buffer and its views: `a[path]`, `bt[path]`, `group_a[group]` (stacked As of modules on
     one input).
 
     B lies transposed because products whose short side comes first are several times faster on a CPU.
     """
 
-    __slots__ = ("a", "bt", "flat", "group_a", "layout", "rank")
+    __slots__ = ("a", "bt", "flat", "group_a", "group_bt", "layout", "rank")
 
     def __init__(self, layout: LoraLayout, rank: int, flat: torch.Tensor) -> None:
         self.layout, self.rank, self.flat = layout, rank, flat
         self.a: dict[str, torch.Tensor] = {}
         self.bt: dict[str, torch.Tensor] = {}
         self.group_a: dict[str, torch.Tensor] = {}
+        self.group_bt: dict[str, list[torch.Tensor]] = {}
         starts: dict[str, int] = {}
         for site, factor, offset, shape in layout.slots(rank):
             view = flat[offset : offset + _numel(shape)].view(shape)
             (self.a if factor == "a" else self.bt)[site.path] = view
             starts.setdefault(site.group, offset)
         for name, members in layout.groups.items():
+            self.group_bt[name] = [self.bt[site.path] for site in members]
             if members[0].shared != "b":
                 rows = rank * len(members)
                 start = starts[name]

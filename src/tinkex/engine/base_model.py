@@ -18,9 +18,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .adapters import Adapter, LoraLayout
 from .decoder import Decoder
+from .experts import EXPERTS
 from .faults import UserFault
-from .lora import HEAD, head_logits, install
+from .lora import head_logits
 from .plan import Plan, PlanSlot, Segment
+from .sites import install
 
 ATTENTION = "tinkex"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -85,6 +87,7 @@ class BaseModel:
             raise UserFault(f"model family {family!r} is not supported; supported: {', '.join(FAMILIES)}")
         model.eval().requires_grad_(False)
         self.config._attn_implementation = ATTENTION
+        self.config._experts_implementation = EXPERTS
         self.config.use_cache = False
         self.model = model
         self.slot = PlanSlot()
@@ -110,7 +113,7 @@ class BaseModel:
         dtype: str | torch.dtype | None = None,
         trust_remote_code: bool = False,
     ) -> BaseModel:
-        """Read a folder of safetensors with a Hugging Face config; the device and dtype taken are logged."""
+        """Read a folder of safetensors with a Hugging Face config; device and dtype are logged."""
         where = choose_device(device)
         kind = choose_dtype(where, dtype)
         if not (Path(folder) / "config.json").is_file():
@@ -184,6 +187,3 @@ def _eos_ids(model: nn.Module) -> tuple[int, ...]:
     if found is None:
         return ()
     return tuple(int(i) for i in found) if isinstance(found, (list, tuple)) else (int(found),)
-
-
-__all__ = ["ATTENTION", "FAMILIES", "HEAD", "BaseModel", "choose_device", "choose_dtype"]

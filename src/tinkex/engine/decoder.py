@@ -19,15 +19,16 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .lora import LoraGroup, LoraLinear
-from .plan import Plan
-from .rms_norm import rms_norm, rms_norm_backward
-from .rotary import rotate, rotate_back
+from .plan import Plan, PlanSlot
+from .rms_norm import rms_norm, rms_norm_again, rms_norm_backward
+from .rotary import Rotation
 
 
 class DecoderLayer:
     """One layer: the frozen tensors it reads and the steps it runs."""
 
     def __init__(self, layer: Any, index: int, config: Any) -> None:
+        self.slot: PlanSlot = layer.self_attn.q_proj.slot
         attn, mlp = layer.self_attn, layer.mlp
         self.index = index
         self.norm_in, self.norm_out = layer.input_layernorm, layer.post_attention_layernorm
@@ -57,13 +58,13 @@ class DecoderLayer:
             self.gate_up: LoraGroup = mlp.gate_proj.group
             self.down: LoraGroup = mlp.down_proj.group
 
-    def run(self, x_tc: torch.Tensor, plan: Plan, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def run(self, x_tc: torch.Tensor, plan: Plan, turn: Rotation) -> torch.Tensor:
         """The layer's output for one row of tokens."""
         anchor = plan.anchor
         if anchor is not None:
-            q, k, v = _AttentionIn.apply(x_tc, anchor, self, plan, cos, sin)
+            q, k, v = _AttentionIn.apply(x_tc, anchor, self, plan, turn)
         else:
-            q, k, v = self.attention_in(x_tc, plan, cos, sin)[0]
+            q, k, v = self.attention_in(x_tc, plan, turn)[0]
         attended = plan.attention(plan, self.index, q, k, v, self.scaling, self.window)
         attended = attended.reshape(x_tc.shape[0], -1)
         if anchor is not None:
@@ -72,6 +73,8 @@ class DecoderLayer:
             x_tc = self.out.forward(attended, plan)[0].add_(x_tc)
         if not self.dense:
             normed = rms_norm_module(self.norm_out, x_tc, plan)
+            # Set here and not for the whole pass: this also runs again inside a checkpointed backward pass.
+            self.slot.plan = plan
             return x_tc + self.mlp(normed.unsqueeze(0))[0]
         if anchor is not None:
             out: torch.Tensor = _GatedMlp.apply(x_tc, anchor, self, plan)
@@ -79,7 +82,7 @@ class DecoderLayer:
         return self.gated_mlp(x_tc, plan)[0]
 
     def attention_in(
-        self, x_tc: torch.Tensor, plan: Plan, cos: torch.Tensor, sin: torch.Tensor
+        self, x_tc: torch.Tensor, plan: Plan, turn: Rotation
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
         """Rotated q and k, and v, as `[T, heads, D]`; and what the backward pass needs."""
         tokens = x_tc.shape[0]
@@ -92,7 +95,7 @@ class DecoderLayer:
         if self.head_norm_nd is not None:
             heads_tnd, head_rstd = rms_norm(raw_tnd, self.head_norm_nd, self.eps)
         qk_tnd = x_tc.new_empty(tokens, self.heads, self.head_size)
-        rotate(heads_tnd, cos, sin, qk_tnd)
+        turn.turn(heads_tnd, qk_tnd)
         outputs = (qk_tnd[:, : self.q_heads], qk_tnd[:, self.q_heads :], y_tnd[:, self.heads :])
         keep_raw = raw_tnd if head_rstd is not None else None
         return outputs, [rstd, keep_raw, head_rstd, *lows]
@@ -121,31 +124,32 @@ class _AttentionIn(torch.autograd.Function):  # type: ignore[misc]
         anchor: torch.Tensor,
         layer: DecoderLayer,
         plan: Plan,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turn: Rotation,
     ) -> Any:
-        outputs, kept = layer.attention_in(x_tc, plan, cos, sin)
-        ctx.save_for_backward(x_tc, cos, sin, *kept)
-        ctx.layer, ctx.plan = layer, plan
+        outputs, kept = layer.attention_in(x_tc, plan, turn)
+        ctx.save_for_backward(x_tc, *kept)
+        ctx.layer, ctx.plan, ctx.turn = layer, plan, turn
         return outputs
 
     @staticmethod
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
-        x_tc, cos, sin, rstd, raw_tnd, head_rstd, *lows = ctx.saved_tensors
+        x_tc, rstd, raw_tnd, head_rstd, *lows = ctx.saved_tensors
         layer, plan = ctx.layer, ctx.plan
         tokens = x_tc.shape[0]
         dy_to = x_tc.new_empty(tokens, sum(layer.qkv.sizes))
         dy_tnd = dy_to.view(tokens, -1, layer.head_size)
-        rotate_back(dq, cos, sin, dy_tnd[:, : layer.q_heads])
-        rotate_back(dk, cos, sin, dy_tnd[:, layer.q_heads : layer.heads])
+        ctx.turn.turn_back(dq, dy_tnd[:, : layer.q_heads])
+        ctx.turn.turn_back(dk, dy_tnd[:, layer.q_heads : layer.heads])
         dy_tnd[:, layer.heads :] = dv
         if raw_tnd is not None:
             dqk = dy_tnd[:, : layer.heads]
-            dqk.copy_(rms_norm_backward(dqk, raw_tnd, head_rstd, layer.head_norm_nd))
-        normed = rms_norm(x_tc, layer.norm_in.weight, layer.eps)[0]
+            unit = raw_tnd.to(head_rstd.dtype) * head_rstd
+            dqk.copy_(rms_norm_backward(dqk, unit, head_rstd, layer.head_norm_nd))
+        weight = layer.norm_in.weight
+        normed, kept = rms_norm_again(x_tc, rstd, weight)
         dnormed = layer.qkv.backward(normed, lows, dy_to, plan, ctx.needs_input_grad[0])
-        dx = None if dnormed is None else rms_norm_backward(dnormed, x_tc, rstd, layer.norm_in.weight)
-        return dx, None, None, None, None, None
+        dx = None if dnormed is None else rms_norm_backward(dnormed, kept, rstd, weight)
+        return dx, None, None, None, None
 
 
 class _AttentionOut(torch.autograd.Function):  # type: ignore[misc]
@@ -192,9 +196,9 @@ class _GatedMlp(torch.autograd.Function):  # type: ignore[misc]
         dgate, dup = dboth.chunk(2, dim=-1)
         torch.mul(dgated, silu, out=dup)
         torch.ops.aten.silu_backward.grad_input(dgated.mul_(up), gate, grad_input=dgate)
-        normed = rms_norm(x_tc, layer.norm_out.weight, layer.eps)[0]
+        normed, kept = rms_norm_again(x_tc, rstd, layer.norm_out.weight)
         dnormed = layer.gate_up.backward(normed, lows_in, dboth, plan, True)
-        dx = rms_norm_backward(dnormed, x_tc, rstd, layer.norm_out.weight).add_(dy_tc)
+        dx = rms_norm_backward(dnormed, kept, rstd, layer.norm_out.weight).add_(dy_tc)
         return dx, None, None, None
 
 
@@ -208,7 +212,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, rstd = ctx.saved_tensors
-        return rms_norm_backward(dy, x, rstd, weight), None, None
+        return rms_norm_backward(dy, rms_norm_again(x, rstd, weight)[1], rstd, weight), None, None
 
 
 def rms_norm_module(module: Any, x: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -238,15 +242,14 @@ class Decoder:
         """Final-norm hidden states `[T, C]` of one row."""
         x_tc = self.embed(input_ids[0])
         cos, sin = self.rotary(x_tc, position_ids)
-        half = cos.shape[-1] // 2
-        cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
+        turn = Rotation(cos[0], sin[0], self.layers[0].heads)
         for layer in self.layers:
             if plan.checkpoint and plan.training:
                 x_tc = checkpoint(
-                    layer.run, x_tc, plan, cos, sin, use_reentrant=False, preserve_rng_state=False
+                    layer.run, x_tc, plan, turn, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x_tc = layer.run(x_tc, plan, cos, sin)
+                x_tc = layer.run(x_tc, plan, turn)
         return rms_norm_module(self.norm, x_tc, plan)
 
 

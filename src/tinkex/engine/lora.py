@@ -10,18 +10,15 @@ Shape letters: T tokens, I inputs, O outputs, R rank, M members of a group, V vo
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from .adapters import LoraSite
 from .plan import Plan, PlanSlot, Segment
 
 HEAD = "lm_head"
-_ATTENTION: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
-_MLP: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("down_proj",))
 
 
 class LoraGroup:
@@ -30,7 +27,8 @@ class LoraGroup:
     def __init__(self, name: str, linears: list[tuple[str, nn.Linear]]) -> None:
         self.name = name
         self.paths = tuple(path for path, _ in linears)
-        self.sizes = tuple(linear.out_features for _, linear in linears)
+        self.sizes = [linear.out_features for _, linear in linears]
+        self.members = len(linears)
         self.inner = linears[0][1].in_features
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         self.columns = tuple(zip([0, *ends[:-1]], ends, strict=True))
@@ -74,13 +72,12 @@ class LoraGroup:
             if adapter is None or self.name not in adapter.layout.groups:
                 lows.append(None)
                 continue
-            span = slice(segment.start, segment.end)
-            low_rt = adapter.compute.group_a[self.name] @ x_ti[span].t()
-            rank, bt = adapter.rank, adapter.compute.bt
-            for m, path in enumerate(self.paths):
-                start, end = self.columns[m]
-                low_tr = low_rt[m * rank : (m + 1) * rank].t()
-                y_to[span, start:end].addmm_(low_tr, bt[path], alpha=adapter.scale)
+            tensors, scale = adapter.compute, adapter.scale
+            low_rt = torch.mm(tensors.group_a[self.name], x_ti[segment.start : segment.end].t())
+            outputs = y_to[segment.start : segment.end].split_with_sizes(self.sizes, 1)
+            each = low_rt.t().chunk(self.members, 1)
+            for y, low_tr, bt in zip(outputs, each, tensors.group_bt[self.name], strict=True):
+                y.addmm_(low_tr, bt, alpha=scale)
             lows.append(low_rt)
         return y_to, lows
 
@@ -93,27 +90,28 @@ class LoraGroup:
         need_dx: bool,
     ) -> torch.Tensor | None:
         """The input's gradient; each segment's factor gradients are added to its buffer."""
-        dx_ti = dy_to @ self.weight_oi if need_dx else None
+        dx_ti = torch.mm(dy_to, self.weight_oi) if need_dx else None
+        name = self.name
         for segment, low_rt in zip(plan.segments, lows, strict=True):
             if low_rt is None:
                 continue
             adapter, grads = segment.adapter, segment.grads
             assert adapter is not None
-            rank, scale, bt = adapter.rank, adapter.scale, adapter.compute.bt
+            tensors, scale = adapter.compute, adapter.scale
             span = slice(segment.start, segment.end)
+            dys = dy_to[span].split_with_sizes(self.sizes, 1)
             dlow_rt = torch.empty_like(low_rt)
-            for m, path in enumerate(self.paths):
-                start, end = self.columns[m]
-                dy = dy_to[span, start:end]
-                rows = slice(m * rank, (m + 1) * rank)
-                torch.mm(bt[path], dy.t(), out=dlow_rt[rows])
-                if grads is not None:
-                    add_product(grads.bt[path], low_rt[rows], dy, scale)
+            for dy, dlow, bt in zip(dys, dlow_rt.chunk(self.members), tensors.group_bt[name], strict=True):
+                torch.mm(bt, dy.t(), out=dlow)
             dlow_rt *= scale
             if grads is not None:
-                add_product(grads.group_a[self.name], dlow_rt, x_ti[span], 1.0)
+                for dy, low, grad in zip(
+                    dys, low_rt.chunk(self.members), grads.group_bt[name], strict=True
+                ):
+                    add_product(grad, low, dy, scale)
+                add_product(grads.group_a[name], dlow_rt, x_ti[span], 1.0)
             if dx_ti is not None:
-                dx_ti[span].addmm_(dlow_rt.t(), adapter.compute.group_a[self.name])
+                dx_ti[span].addmm_(dlow_rt.t(), tensors.group_a[name])
         return dx_ti
 
 
@@ -160,42 +158,27 @@ class LoraLinear(nn.Module):  # type: ignore[misc]
         return self.group.output(self.member, x, plan)
 
 
-def install(model: nn.Module, slot: PlanSlot) -> tuple[LoraSite, ...]:
-    """Replace the model's attention and MLP linears; the sites found, the unembedding's last."""
-    sites: list[LoraSite] = []
-    for index, layer in enumerate(cast("Any", model).model.layers):
-        path = f"model.layers.{index}"
-        for names in _ATTENTION:
-            sites += _replace(layer.self_attn, f"{path}.self_attn", names, "attn", slot)
-        for names in _MLP:
-            sites += _replace(layer.mlp, f"{path}.mlp", names, "mlp", slot)
-    head = cast("nn.Linear", cast("Any", model).lm_head)
-    sites.append(LoraSite(HEAD, HEAD, "unembed", head.in_features, head.out_features))
-    return tuple(sites)
-
-
-def _replace(
-    parent: nn.Module, path: str, names: tuple[str, ...], part: str, slot: PlanSlot
-) -> list[LoraSite]:
-    linears = [(f"{path}.{name}", cast("nn.Linear", getattr(parent, name))) for name in names]
-    group = LoraGroup(f"{path}.{'+'.join(names)}", linears)
-    for member, name in enumerate(names):
-        setattr(parent, name, LoraLinear(group, member, slot))
-    return [
-        LoraSite(site_path, group.name, part, linear.in_features, linear.out_features)
-        for site_path, linear in linears
-    ]
-
-
 def head_logits(
     weight_vi: torch.Tensor, hidden_ti: torch.Tensor, segments: tuple[Segment, ...]
 ) -> torch.Tensor:
-    """Logits `[T, V]` of hidden states, each segment with its adapter's unembedding factors."""
-    logits_tv = functional.linear(hidden_ti, weight_vi)
+    """Logits `[T, V]` in float32 or wider, each segment with its adapter's unembedding factors."""
+    wide = torch.float64 if weight_vi.dtype == torch.float64 else torch.float32
+    logits_tv = torch.empty(len(hidden_ti), len(weight_vi), dtype=wide, device=hidden_ti.device)
+    wide_product(hidden_ti, weight_vi, logits_tv)
     for segment in segments:
         adapter = segment.adapter
         if adapter is not None and HEAD in adapter.layout.paths:
             span = slice(segment.start, segment.end)
             low_rt = adapter.compute.a[HEAD] @ hidden_ti[span].t()
-            logits_tv[span].addmm_(low_rt.t(), adapter.compute.bt[HEAD], alpha=adapter.scale)
+            add_product(logits_tv[span], low_rt.t(), adapter.compute.bt[HEAD], adapter.scale)
     return logits_tv
+
+
+def wide_product(x_ti: torch.Tensor, weight_oi: torch.Tensor, out_to: torch.Tensor) -> None:
+    """Write `x @ weight.T` to a buffer of the same or a wider dtype, rounding once where the device can."""
+    if out_to.dtype == x_ti.dtype:
+        torch.mm(x_ti, weight_oi.t(), out=out_to)
+    elif x_ti.is_cuda:
+        torch.mm(x_ti, weight_oi.t(), out_dtype=out_to.dtype, out=out_to)
+    else:
+        out_to.copy_(x_ti @ weight_oi.t())
