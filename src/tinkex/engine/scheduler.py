@@ -148,7 +148,9 @@ class Scheduler:
         return over
 
     def _begin(self, job: Job, work: Pass) -> None:
-        while job.waiting and job.budget and len(self.rows) + len(work.starts) < self.max_rows:
+        coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
+        room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
+        for _ in range(min(room, len(job.waiting)) if job.budget else 0):
             work.starts.append(job.start(job.waiting.pop()))
 
     def _filled(self, fill: Fill, joined: list[Row], over: list[Job]) -> None:
