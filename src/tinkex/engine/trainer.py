@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,15 +106,30 @@ class Trainer:
 
     def run(self, parts: Sequence[tuple[TrainState, TrainPart]]) -> list[PartResult | PartFailure]:
         """One joined pass; answers in the order of the parts, each a result or its own failure."""
+        work = self.by_micro_batch(parts)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                found: list[PartResult | PartFailure] = end.value
+                return found
+
+    def by_micro_batch(
+        self, parts: Sequence[tuple[TrainState, TrainPart]]
+    ) -> Generator[None, None, list[PartResult | PartFailure]]:
+        """What `run` does, giving way to other work after every micro-batch."""
         started = time.perf_counter()
         prepared = [self._prepare(state, part) for state, part in parts]
         ready = [part for part in prepared if isinstance(part, _Part)]
         # Joined, a part's products have other shapes and round otherwise: alone, its bits are its own.
         groups = [[part] for part in ready] if self.deterministic else _by_kind(ready)
+        elapsed = time.perf_counter() - started
         for group in groups:
             for batch in micro_batches([part.data.lengths for part in group], self.token_budget):
+                started = time.perf_counter()
                 self._micro_batch(group, batch)
-        elapsed = time.perf_counter() - started
+                elapsed += time.perf_counter() - started
+                yield
         return [
             _failure(part) if isinstance(part, EngineFault) else self._finish(part, elapsed)
             for part in prepared
