@@ -23,7 +23,7 @@ import torch
 from .adapters import Adapter
 from .faults import ServerFault, UserFault
 
-Write = Callable[[Adapter, Path], None]
+Write = Callable[[Adapter, Path], object]
 Read = Callable[[Path], Adapter]
 REMEMBERED = 4096
 """Dropped versions whose names are remembered, for a better text."""
