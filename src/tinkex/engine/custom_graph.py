@@ -175,7 +175,7 @@ class CustomLoss:
         if shapes in self.checked:
             return
         meta = {name: x.to("meta") for name, x in inputs.items()}
-        with FlopCounterMode(display=False) as flops, _Bounded(flops), torch.device("meta"):
+        with FlopCounterMode(display=False) as flops, _Bounded(flops):
             self._differentiate(lp.to("meta"), meta)
         self.checked.add(shapes)
 
@@ -183,7 +183,7 @@ class CustomLoss:
         self, lp: torch.Tensor, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         leaf = lp.detach().clone().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.device(leaf.device):
             loss, metrics = self._evaluate({"logprobs": leaf, **{k: x.clone() for k, x in inputs.items()}})
             if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
                 raise UserFault("a custom loss must answer a loss without dimensions")

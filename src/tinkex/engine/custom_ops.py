@@ -84,6 +84,7 @@ def _table() -> dict[str, Callable[..., Any]]:
         found[f"operator.{name}"] = getattr(operator, name)
     for name in _MATH.split():
         found[f"math.{name}"] = getattr(math, name)
+    found["torch._C._nn.log_sigmoid"] = functional.logsigmoid
     for name in ("pow", "ipow"):
         found[f"operator.{name}"] = _guarded_pow
     return found

@@ -78,7 +78,7 @@ def convert_gguf(file: str | Path, folder: str | Path, *, dtype: torch.dtype = t
 def _name(name: str) -> str:
     if name in _TOP:
         return _TOP[name]
-    block, number, rest = (name.split(".", 2) + ["", ""])[:3]
+    block, number, rest = [*name.split(".", 2), "", ""][:3]
     if block == "blk" and rest in _LAYER:
         return f"model.layers.{number}.{_LAYER[rest]}"
     raise UserFault(f"GGUF tensor {name!r} is not known")

@@ -92,7 +92,10 @@ class _Deltas:
         if found is None:
             return weight
         self.changed += 1
-        return (weight.float() + found()).to(weight.dtype)
+        added = found()
+        if added.shape != weight.shape:
+            raise UserFault(f"{name} has shape {list(weight.shape)}, the adapter's is {list(added.shape)}")
+        return (weight.float() + added).to(weight.dtype)
 
     def _delta(self, name: str) -> Callable[[], torch.Tensor] | None:
         path = name.removesuffix(".weight")

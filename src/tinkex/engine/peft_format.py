@@ -45,7 +45,9 @@ def export_peft(folder: str | Path, adapter: Adapter, *, base_name: str | None =
         "target_modules": sorted({site.path.rsplit(".", 1)[-1] for site in adapter.layout.sites}),
     }
     with fresh_folder(Path(folder)) as place:
-        contiguous = {name: x.contiguous().cpu() for name, x in tensors.items()}
+        contiguous = {
+            name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()
+        }
         save_file(contiguous, place / WEIGHTS, metadata={"format": "pt"})
         (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return sum(path.stat().st_size for path in place.iterdir())
