@@ -19,10 +19,11 @@ import torch
 
 from .adapters import Adapter
 from .base_model import BaseModel
+from .decode_batch import places_of
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, Piece, paged_attention
 from .plan import Plan, Segment
-from .runner import NOTHING, Outcome, outcome, places_of, scorer
+from .runner import NOTHING, Outcome, outcome, scorer
 from .sampling_math import draw
 from .sampling_rows import DrawRows, Job, Row
 from .scheduler import Pass, PieceWork

@@ -98,6 +98,12 @@ class DenseRows:
         self._v_flat: list[torch.Tensor] = []
         self._all: torch.Tensor | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        found: torch.device = self.cache.pool_y2pkd.device
+        return found
+
     def fits(self, slots: int, tokens: int) -> bool:
         """Whether this many rows of this length may be held."""
         pool = self.cache.pool_y2pkd

@@ -131,7 +131,7 @@ def _decode_mask(plan: Plan, batch: PagedBatch, first: int, window: int | None) 
         if windowed:
             assert window is not None
             hidden |= at_l <= position_r1 - window
-        plan.scratch[key] = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, _NEVER)
+        plan.scratch[key] = torch.where(hidden, _NEVER, 0.0)
     mask: torch.Tensor = plan.scratch[key]
     return mask
 

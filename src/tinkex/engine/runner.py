@@ -10,7 +10,7 @@ Shape letters: T tokens of the pass, R decoded rows, C hidden size, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,13 @@ import torch
 
 from .adapters import Adapter
 from .base_model import BaseModel
-from .blocks import Table
+from .decode_batch import DecodeBatch, Slots, places_of
 from .kv_cache import DenseRows, KvCache
 from .paged_attention import PagedBatch, Piece, paged_attention
 from .plan import Plan, Segment, join_segments
 from .sampling_math import Drawn, draw
 from .sampling_rows import DrawRows, Job, Row
 from .scheduler import Pass, PieceWork
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -57,165 +55,69 @@ class Outcome:
 NOTHING = Outcome([], np.empty(0, np.int64), [], np.empty(0, np.float32))
 
 
-def places_of(table: Table, size: int, end: int, start: int = 0) -> Ints:
-    """The places of tokens `start` to `end` of a sequence."""
-    at = np.arange(start, end)
-    return np.asarray(table.blocks, np.int64)[at // size] * size + at % size
-
-
-class DecodeBatch:
-    """The rows of a decode step and the tensors that stay the same from step to step."""
-
-    def __init__(self, rows: list[Row], cache: KvCache, base: BaseModel) -> None:
-        self.rows, self.cache, self.device = rows, cache, base.device
-        self.draws = DrawRows(rows, base.vocab_size, base.device)
-        self.segments = join_segments([Segment(row.adapter, i, i + 1) for i, row in enumerate(rows)])
-        self.slots_r = torch.arange(len(rows), device=base.device)
-        self.positions = np.array([row.computed for row in rows], np.int64)
-        self.bases = np.zeros(len(rows), np.int64)
-        self._fresh = True
-        self.ids_r: torch.Tensor | None = None
-
-    def places(self) -> Ints:
-        """Where each row's token goes; rows that enter a new block look it up."""
-        size = self.cache.block_size
-        offsets = self.positions % size
-        entering = range(len(self.rows)) if self._fresh else np.flatnonzero(offsets == 0).tolist()
-        for i in entering:
-            table = self.rows[i].table
-            assert table is not None
-            self.bases[i] = table.blocks[self.positions[i] // size] * size
-        self._fresh = False
-        return self.bases + offsets
-
-    def ids(self) -> torch.Tensor:
-        """The token each row reads; the last draw's tensor when the rows are still the same."""
-        if self.ids_r is None:
-            self.ids_r = torch.tensor([row.token(row.computed) for row in self.rows], device=self.device)
-        return self.ids_r
-
-    def advance(self) -> None:
-        """One more token of every row is in the cache."""
-        self.positions += 1
-        self.ids_r = None
-        for row in self.rows:
-            row.computed += 1
-
-
 class Runner:
     """Computes passes for one base model and one cache."""
 
     def __init__(self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0) -> None:
         self.base, self.cache = base, cache
-        self.dense = DenseRows(cache, dense_bytes) if dense_bytes else None
+        self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
         self._batch: DecodeBatch | None = None
-        self._occupants: list[Row] = []
 
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
         with torch.inference_mode():
             self.cache.copy(work.copies)
             batch = self._decode_batch(work.rows)
-            ids, positions, plan = self._lay_out(batch, work.pieces)
             hidden_tc = None
-            if ids is not None:
-                hidden_tc = self.base.hidden_states(ids[None], positions[None], plan)
+            if batch is not None and not work.pieces:
+                hidden_tc = self.base.hidden_states(batch.ids_r[None], batch.positions_r[None], batch.plan)
+            elif any(piece.end > piece.start for piece in work.pieces):
+                hidden_tc = self._mixed(batch, work.pieces)
                 self._read_prompts(work.pieces, hidden_tc, len(work.rows))
-            if batch is not None:
-                batch.advance()
+            for row in work.rows:
+                row.computed += 1
             return self._draw(work, batch, hidden_tc)
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
         self.cache.scrub(blocks)
-        if self.dense is not None:
-            self.dense.scrub()
-        self._occupants = []
+        if self.slots.dense is not None:
+            self.slots.dense.scrub()
+        self._batch, self.slots.occupants = None, []
 
     def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:
         if not rows:
-            self._batch, self._occupants = None, []
-        elif self._batch is None or self._batch.rows is not rows:
-            self._batch = DecodeBatch(rows, self.cache, self.base)
+            self._batch, self.slots.occupants = None, []
+            return None
+        if self._batch is None or self._batch.rows is not rows:
+            self._batch = DecodeBatch(rows, self.cache, self.slots, self.base)
+        self._batch.prepare()
         return self._batch
 
-    def _lay_out(
-        self, batch: DecodeBatch | None, pieces: list[PieceWork]
-    ) -> tuple[torch.Tensor | None, torch.Tensor, Plan]:
+    def _mixed(self, batch: DecodeBatch | None, pieces: list[PieceWork]) -> torch.Tensor:
+        """Decoded rows and prompt pieces in one pass; hidden states in that order."""
         device, size = self.base.device, self.cache.block_size
-        ids: list[torch.Tensor] = []
-        positions: list[Ints] = []
-        places: list[Ints] = []
-        segments: list[Segment] = []
-        if batch is not None:
-            ids.append(batch.ids())
-            positions.append(batch.positions)
-            places.append(batch.places())
-            segments += batch.segments
-        start = len(batch.rows) if batch else 0
+        paged = PagedBatch(self.cache, torch.empty(0)) if batch is None else batch.paged
+        ids = [] if batch is None else [batch.ids_r]
+        positions = [] if batch is None else [batch.positions_r]
+        places = [] if batch is None else [paged.places_t]
+        segments = [] if batch is None else [*batch.segments]
+        start = paged.rows
         laid_out: list[Piece] = []
         for piece in pieces:
             count = piece.end - piece.start
             if not count:
                 continue
             ids.append(torch.from_numpy(piece.fill.tokens[piece.start : piece.end]).long().to(device))
-            positions.append(np.arange(piece.start, piece.end))
-            whole = places_of(piece.fill.table, size, piece.end)
+            positions.append(torch.arange(piece.start, piece.end, device=device))
+            whole = torch.from_numpy(places_of(piece.fill.table, size, piece.end)).to(device)
             places.append(whole[piece.start :])
-            context = torch.from_numpy(whole).to(device) if piece.start else None
-            laid_out.append(Piece(start, start + count, piece.start, context))
+            laid_out.append(Piece(start, start + count, piece.start, whole if piece.start else None))
             segments.append(Segment(piece.fill.job.adapter, start, start + count))
             start += count
-        joined = join_segments(segments) if laid_out else tuple(segments)
-        if not ids:
-            return None, torch.empty(0), Plan(paged_attention, joined, (0, 0))
-        places_t = torch.from_numpy(places[0] if len(places) == 1 else np.concatenate(places)).to(device)
-        # The arrays behind these tensors change before the next step only, after this pass has run.
-        positions_t = torch.from_numpy(positions[0] if len(positions) == 1 else np.concatenate(positions))
-        paged = PagedBatch(self.cache, places_t, pieces=tuple(laid_out))
-        if batch is not None:
-            self._place_rows(batch, paged)
-        ids_t = ids[0] if len(ids) == 1 else torch.cat(ids)
-        return ids_t, positions_t.to(device), Plan(paged_attention, joined, (0, start), paged)
-
-    def _place_rows(self, batch: DecodeBatch, paged: PagedBatch) -> None:
-        """Say where the decoded rows' contexts are: in dense rows, or scattered over the pool."""
-        positions = batch.positions
-        paged.rows = len(batch.rows)
-        paged.shortest, paged.longest = int(positions.min()) + 1, int(positions.max()) + 1
-        paged.positions_r = torch.from_numpy(positions).to(self.base.device)
-        dense = self.dense
-        if dense is not None and dense.fits(paged.rows, paged.longest):
-            self._load_slots(dense, batch.rows, paged.longest)
-            paged.dense = dense
-            paged.targets = dense.targets(batch.slots_r, paged.positions_r)
-        else:
-            self._occupants = []
-            paged.table_rl = self._table(batch, paged.longest)
-
-    def _load_slots(self, dense: DenseRows, rows: list[Row], longest: int) -> None:
-        if dense.grow(len(rows), longest):
-            self._occupants = []
-        if self._occupants is rows:
-            return
-        for slot, row in enumerate(rows):
-            if slot < len(self._occupants) and self._occupants[slot] is row:
-                continue
-            assert row.table is not None
-            at = places_of(row.table, self.cache.block_size, row.computed)
-            dense.load(slot, torch.from_numpy(at).to(self.base.device))
-        self._occupants = rows
-
-    def _table(self, batch: DecodeBatch, longest: int) -> torch.Tensor:
-        size = self.cache.block_size
-        width = -(-longest // size)
-        table = np.full((len(batch.rows), width), self.cache.blocks, np.int64)
-        for i, row in enumerate(batch.rows):
-            assert row.table is not None
-            count = min(width, len(row.table.blocks))
-            table[i, :count] = row.table.blocks[:count]
-        places = table[:, :, None] * size + np.arange(size)
-        return torch.from_numpy(places.reshape(len(table), -1)).to(self.base.device)
+        paged = replace(paged, places_t=torch.cat(places), pieces=tuple(laid_out))
+        plan = Plan(paged_attention, join_segments(segments), (0, start), paged)
+        return self.base.hidden_states(torch.cat(ids)[None], torch.cat(positions)[None], plan)
 
     def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
         """Score prompts, and keep the state that first tokens are drawn from."""
@@ -247,7 +149,7 @@ class Runner:
             hidden_rc = torch.cat([*decoded, *(state for state in states if state is not None)])
         drawn = draw(self.base.logits(hidden_rc, segments), draws.params, draws.numbers())
         if batch is not None:
-            batch.ids_r = drawn.tokens_r[:rows]
+            batch.advance(drawn.tokens_r if len(drawn.tokens_r) == rows else drawn.tokens_r[:rows])
         return outcome(draws, drawn)
 
 
