@@ -21,6 +21,8 @@ from .plan import Plan
 SHORT = 128
 """Up to this length plain products win on a CPU."""
 
+_Tensors = tuple[torch.Tensor, ...]
+
 
 class _Batch(NamedTuple):
     start: int
@@ -95,15 +97,14 @@ class _OnCpu(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dout_thd: torch.Tensor) -> Any:
         q, k, v, out, *kept = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        grads = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
         for batch, one in zip(_batches(ctx.plan), kept, strict=True):
             run = _short_backward if batch.length <= SHORT else _long_backward
-            mask = _mask(ctx.plan, batch.length, ctx.window, q)
             rows = batch.rows
-            dq[rows], dk[rows], dv[rows] = run(
-                batch, q[rows], k[rows], v[rows], out[rows], dout_thd[rows], one, ctx.scaling, mask
-            )
-        return dq, dk, dv, None, None, None
+            given = tuple(x[rows] for x in (q, k, v, out, dout_thd))
+            mask = _mask(ctx.plan, batch.length, ctx.window, q)
+            run(batch, given, one, ctx.scaling, mask, tuple(x[rows] for x in grads))
+        return *grads, None, None, None
 
 
 def _forward(
@@ -112,11 +113,10 @@ def _forward(
     out = torch.empty(q.shape, dtype=q.dtype)
     kept = []
     for batch in _batches(plan):
-        run: Callable[..., Any] = _short if batch.length <= SHORT else _long
+        run: Callable[..., torch.Tensor] = _short if batch.length <= SHORT else _long
         rows = batch.rows
         mask = _mask(plan, batch.length, window, q)
-        out[rows], one = run(batch, q[rows], k[rows], v[rows], scaling, mask)
-        kept.append(one)
+        kept.append(run(batch, (q[rows], k[rows], v[rows]), scaling, mask, out[rows]))
     return out, kept
 
 
@@ -136,91 +136,83 @@ def _batches(plan: Plan) -> list[_Batch]:
 
 def _by_head(x: torch.Tensor, batch: _Batch, heads: int) -> torch.Tensor:
     """`[S n, heads G, D]` as `[S heads, G n, D]`."""
-    x = x.unflatten(0, (batch.copies, batch.length)).unflatten(2, (heads, -1))
-    return x.permute(0, 2, 3, 1, 4).reshape(batch.copies * heads, -1, x.shape[-1])
+    size = x.shape[2]
+    split = x.view(batch.copies, batch.length, heads, -1, size).permute(0, 2, 3, 1, 4)
+    return split.reshape(batch.copies * heads, -1, size)
 
 
-def _by_token(x: torch.Tensor, batch: _Batch) -> torch.Tensor:
-    """The inverse of `_by_head`, not yet laid out: `[S, n, heads, G, D]` flattened by the copy that
-    follows.
-    """
-    x = x.unflatten(1, (-1, batch.length)).unflatten(0, (batch.copies, -1))
-    return x.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+def _by_token(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor) -> None:
+    """Write `[S heads, G n, D]` to `[S n, heads G, D]`."""
+    size = x.shape[2]
+    split = x.view(batch.copies, heads, -1, batch.length, size).permute(0, 3, 1, 2, 4)
+    out.view(split.shape).copy_(split)
 
 
 def _short(
-    batch: _Batch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    heads = k.shape[1]
-    q, k, v = (_by_head(x, batch, heads) for x in (q, k, v))
-    scores = torch.baddbmm(mask.repeat(q.shape[1] // batch.length, 1), q, k.transpose(1, 2), alpha=scaling)
+    batch: _Batch, given: _Tensors, scaling: float, mask: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    heads = given[1].shape[1]
+    q, k, v = (_by_head(x, batch, heads) for x in given)
+    groups = q.shape[1] // batch.length
+    added = mask if groups == 1 else mask.repeat(groups, 1)
+    scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=scaling)
     probs = torch.softmax(scores, dim=-1, out=scores)
-    return _by_token(torch.bmm(probs, v), batch), probs
+    _by_token(torch.bmm(probs, v), batch, heads, out)
+    return probs
 
 
 def _short_backward(
-    batch: _Batch,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    dout: torch.Tensor,
-    probs: torch.Tensor,
-    scaling: float,
-    mask: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    heads = k.shape[1]
-    q, k, v, out, dout = (_by_head(x, batch, heads) for x in (q, k, v, out, dout))
+    batch: _Batch, given: _Tensors, probs: torch.Tensor, scaling: float, _: object, grads: _Tensors
+) -> None:
+    heads = given[1].shape[1]
+    q, k, v, out, dout = (_by_head(x, batch, heads) for x in given)
     dv = torch.bmm(probs.transpose(1, 2), dout)
     dscores = torch.bmm(dout, v.transpose(1, 2))
-    dscores = dscores.sub_((dout * out).sum(-1, keepdim=True)).mul_(probs)
+    dscores = dscores.sub_((out * dout).sum(-1, keepdim=True)).mul_(probs)
     dq = torch.bmm(dscores, k).mul_(scaling)
     dk = torch.bmm(dscores.transpose(1, 2), q).mul_(scaling)
-    return tuple(_by_token(x, batch) for x in (dq, dk, dv))
+    for x, into in zip((dq, dk, dv), grads, strict=True):
+        _by_token(x, batch, heads, into)
 
 
-def _repeated(x: torch.Tensor, batch: _Batch, groups: int) -> torch.Tensor:
-    x = x.unflatten(0, (batch.copies, batch.length)).transpose(1, 2)
-    return x.repeat_interleave(groups, dim=1) if groups > 1 else x
+def _repeated(x: torch.Tensor, batch: _Batch, heads: int) -> torch.Tensor:
+    """`[S n, K, D]` as `[S, heads, n, D]`."""
+    x = x.view(batch.copies, batch.length, *x.shape[1:]).transpose(1, 2)
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _long(
-    batch: _Batch,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scaling: float,
-    mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = q.shape[1] // k.shape[1]
-    q, k, v = _repeated(q, batch, 1), _repeated(k, batch, groups), _repeated(v, batch, groups)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    batch: _Batch, given: _Tensors, scaling: float, mask: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    q, k, v = (_repeated(x, batch, given[0].shape[1]) for x in given)
+    attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, mask is None, attn_mask=mask, scale=scaling
     )
-    return out.transpose(1, 2).flatten(0, 1), lse
+    out.view(batch.copies, batch.length, *out.shape[1:]).copy_(attended.transpose(1, 2))
+    kept: torch.Tensor = lse
+    return kept
 
 
 def _long_backward(
     batch: _Batch,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    dout: torch.Tensor,
+    given: _Tensors,
     lse: torch.Tensor,
     scaling: float,
     mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:
-    groups = q.shape[1] // k.shape[1]
-    q, k, v = _repeated(q, batch, 1), _repeated(k, batch, groups), _repeated(v, batch, groups)
-    out, dout = _repeated(out, batch, 1), _repeated(dout, batch, 1)
-    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    grads: _Tensors,
+) -> None:
+    heads = given[0].shape[1]
+    q, k, v, out, dout = (_repeated(x, batch, heads) for x in given)
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dout, q, k, v, out, lse, 0.0, mask is None, attn_mask=mask, scale=scaling
     )
-    dq, dk, dv = (x.transpose(1, 2).flatten(0, 1) for x in grads)
-    if groups > 1:
-        dk, dv = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
-    return dq, dk, dv
+    for x, into in zip(found, grads, strict=True):
+        each = x.transpose(1, 2)
+        place = into.view(batch.copies, batch.length, *into.shape[1:])
+        if each.shape == place.shape:
+            place.copy_(each)
+        else:
+            torch.sum(each.unflatten(2, (into.shape[1], -1)), dim=3, out=place)
 
 
 def _mask(plan: Plan, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
