@@ -11,6 +11,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tinkex.engine import sampling_math
 from tinkex.engine.sampling_math import PROMPT, DrawParams, draw, narrow, pick, uniforms
 
 torch.set_num_threads(1)
@@ -70,6 +71,12 @@ def drawn_counts(logits, count, **params):
     return np.bincount(out.tokens_r.numpy(), minlength=row.shape[1]), out
 
 
+@pytest.fixture(params=[0, 1 << 30], ids=["two levels", "one level"])
+def levels(request, monkeypatch):
+    monkeypatch.setattr(sampling_math, "_SMALL", request.param)
+
+
+@pytest.mark.usefixtures("levels")
 @pytest.mark.parametrize("vocab", [3, 97, 1024])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.9])
 def test_frequencies_follow_the_tempered_softmax(vocab, temperature):
@@ -159,5 +166,11 @@ def test_tokens_without_mass_are_never_drawn(vocab, seed, u):
     generator = torch.Generator().manual_seed(seed)
     mass = torch.rand(4, vocab, generator=generator) * (torch.rand(4, vocab, generator=generator) < 0.2)
     mass[:, int(seed) % vocab] = 1e-6
-    tokens, _ = pick(mass, torch.full((4, 3), u, dtype=torch.float64))
-    assert (mass.gather(1, tokens) > 0).all()
+    draws = torch.full((4, 3), u, dtype=torch.float64)
+    assert (mass.gather(1, pick(mass, draws)) > 0).all()
+    usual = sampling_math._SMALL
+    try:
+        sampling_math._SMALL = 0
+        assert (mass.gather(1, pick(mass, draws)) > 0).all()
+    finally:
+        sampling_math._SMALL = usual

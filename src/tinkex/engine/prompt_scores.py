@@ -99,15 +99,14 @@ class PromptScores:
         count = self.options.alt_tokens
         if self.temperature <= 0:
             return logits_nv.argmax(-1, keepdim=True).expand(-1, count)
-        scaled_nv = logits_nv / self.temperature
-        mass_nv = torch.exp(scaled_nv - scaled_nv.amax(-1, keepdim=True))
+        mass_nv = torch.softmax(logits_nv / self.temperature, -1)
         u_nk = uniforms(
             np.full((1, 1), self.seed, np.uint64),
             np.arange(count, dtype=np.uint64)[None],
             np.arange(begin + 1, end + 1, dtype=np.uint64)[:, None],
             PROMPT,
         )
-        return pick(mass_nv, torch.from_numpy(u_nk).to(logits_nv.device))[0]
+        return pick(mass_nv, torch.from_numpy(u_nk).to(logits_nv.device))
 
     def answer(self) -> dict[str, Any]:
         """The fields of `SampleDone` that were asked for."""

@@ -22,6 +22,7 @@ TOKEN, PROMPT = 1, 2
 """What a number is drawn for: a sampled token, or an alternative to a prompt token."""
 
 _BELOW_ONE = 1.0 - 2.0**-50
+_SMALL = 1 << 16
 
 
 def uniforms(
@@ -118,59 +119,57 @@ def draw(logits_rv: torch.Tensor, params: DrawParams, u_r: torch.Tensor | None) 
     """Choose one token a row; `u_r` (float64) may be None when every row is greedy."""
     logits_rv = logits_rv.float()
     if params.all_greedy:
-        best_r, tokens_r = logits_rv.max(-1)
-        lse_r = torch.logsumexp(logits_rv, -1)
-        scaled_rv = logits_rv
-        logprobs_r = best_r - lse_r
+        scores_rv = torch.log_softmax(logits_rv, -1)
+        logprobs_r, tokens_r = scores_rv.max(-1)
     else:
         assert u_r is not None
         inverse = params.inverse_temperature_r1
-        scaled_rv = logits_rv if inverse is None else logits_rv * inverse
-        best_r1 = scaled_rv.amax(-1, keepdim=True)
-        mass_rv = torch.exp(scaled_rv - best_r1)
-        drawn_rk, total_r = pick(mass_rv, u_r[:, None])
-        tokens_r = drawn_rk[:, 0]
+        scores_rv = torch.log_softmax(logits_rv if inverse is None else logits_rv * inverse, -1)
+        mass_rv = scores_rv.exp()
+        tokens_r = pick(mass_rv, u_r[:, None])[:, 0]
         for width, rows, k_n, p_n in params.narrowed:
             tokens_r[rows] = pick_narrowed(mass_rv[rows], width, k_n, p_n, u_r[rows])
         if params.greedy_r is not None:
-            tokens_r = torch.where(params.greedy_r, scaled_rv.argmax(-1), tokens_r)
-        lse_r = best_r1[:, 0] + total_r.log().float()
-        logprobs_r = scaled_rv.gather(1, tokens_r[:, None])[:, 0] - lse_r
+            tokens_r = torch.where(params.greedy_r, scores_rv.argmax(-1), tokens_r)
+        logprobs_r = scores_rv.gather(1, tokens_r[:, None])[:, 0]
     if params.raw_rows is not None:
         rows = params.raw_rows
         raw_nv = torch.log_softmax(logits_rv[rows], -1)
         logprobs_r[rows] = raw_nv.gather(1, tokens_r[rows][:, None])[:, 0]
         if params.top:
-            scaled_rv = scaled_rv.clone()
-            scaled_rv[rows] = raw_nv
-            lse_r[rows] = 0.0
+            scores_rv[rows] = raw_nv
     if not params.top:
         return Drawn(tokens_r, logprobs_r)
-    values_rk, ids_rk = scaled_rv.topk(min(params.top, scaled_rv.shape[-1]), dim=-1)
-    return Drawn(tokens_r, logprobs_r, ids_rk, values_rk - lse_r[:, None])
+    values_rk, ids_rk = scores_rv.topk(min(params.top, scores_rv.shape[-1]), dim=-1)
+    return Drawn(tokens_r, logprobs_r, ids_rk, values_rk)
 
 
-def pick(mass_rv: torch.Tensor, u_rk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens `[R, k]` drawn in proportion to unnormalised masses, and each row's total mass (float64)."""
+def pick(mass_rv: torch.Tensor, u_rk: torch.Tensor) -> torch.Tensor:
+    """Tokens `[R, k]` drawn in proportion to unnormalised masses.
+
+    Every search ends at the first running sum above its target, which is never a token without mass (masses
+    that are not finite give some token of the vocabulary).
+    """
     rows, vocab = mass_rv.shape
+    if rows * vocab <= _SMALL:
+        ends_rv = mass_rv.cumsum(-1, dtype=torch.float64)
+        target_rk = u_rk.clamp(max=_BELOW_ONE) * ends_rv[:, -1:]
+        return torch.searchsorted(ends_rv, target_rk, right=True).clamp_(max=vocab - 1)
     size = _chunk(vocab)
     if vocab % size:
         mass_rv = torch.nn.functional.pad(mass_rv, (0, size - vocab % size))
     mass_rnc = mass_rv.view(rows, -1, size)
     # Two levels: the chunk by the running sum of chunk sums, then the token by the running sum inside it.
-    # Each search ends at the first sum above its target, which is never a token without mass (masses that
-    # are not finite give some token of the vocabulary, with a logprob that is not finite either).
     sums_rn = mass_rnc.sum(-1).double()
     ends_rn = sums_rn.cumsum(-1)
-    total_r1 = ends_rn[:, -1:]
-    target_rk = u_rk.clamp(max=_BELOW_ONE) * total_r1
+    target_rk = u_rk.clamp(max=_BELOW_ONE) * ends_rn[:, -1:]
     chunk_rk = torch.searchsorted(ends_rn, target_rk, right=True).clamp_(max=ends_rn.shape[1] - 1)
     sum_rk = sums_rn.gather(1, chunk_rk)
     share_rk = (target_rk - (ends_rn.gather(1, chunk_rk) - sum_rk)) / sum_rk
     inside_rkc = mass_rnc.gather(1, chunk_rk[:, :, None].expand(-1, -1, size)).double().cumsum(-1)
     target_rk1 = share_rk.clamp(0.0, _BELOW_ONE)[:, :, None] * inside_rkc[:, :, -1:]
     token_rk = torch.searchsorted(inside_rkc, target_rk1, right=True)[:, :, 0]
-    return (chunk_rk * size + token_rk).clamp_(max=vocab - 1), total_r1[:, 0]
+    return (chunk_rk * size + token_rk).clamp_(max=vocab - 1)
 
 
 def pick_narrowed(
