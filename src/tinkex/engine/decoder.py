@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from .lora import LoraGroup, LoraLinear
 from .plan import Plan, PlanSlot
 from .rms_norm import rms_norm, rms_norm_again, rms_norm_backward
-from .rotary import Rotation
+from .rotary import Rotary, Rotation
 
 
 class DecoderLayer:
@@ -228,8 +228,9 @@ class Decoder:
     """All layers, from token ids to final hidden states."""
 
     def __init__(self, model: Any, config: Any) -> None:
-        self.embed, self.rotary, self.norm = model.embed_tokens, model.rotary_emb, model.norm
+        self.embed, self.norm = model.embed_tokens, model.norm
         self.layers = [DecoderLayer(layer, i, config) for i, layer in enumerate(model.layers)]
+        self.rotary = Rotary(model.rotary_emb, self.layers[0].heads, config.max_position_embeddings)
 
     @classmethod
     def over(cls, model: Any, config: Any) -> Decoder | None:
@@ -241,8 +242,7 @@ class Decoder:
     def run(self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Final-norm hidden states `[T, C]` of one row."""
         x_tc = self.embed(input_ids[0])
-        cos, sin = self.rotary(x_tc, position_ids)
-        turn = Rotation(cos[0], sin[0], self.layers[0].heads)
+        turn = self.rotary.at(x_tc, position_ids)
         for layer in self.layers:
             if plan.checkpoint and plan.training:
                 x_tc = checkpoint(
