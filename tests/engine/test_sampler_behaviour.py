@@ -85,9 +85,12 @@ def test_stops(base):
     [
         ({"prompt": np.array([], np.int32)}, "no tokens"),
         ({"prompt": np.array([3, 96])}, "outside 0 to 95"),
+        ({"prompt": np.array([3, 1 << 32])}, "outside 0 to 95"),
+        ({"prompt": np.array([3.5])}, "outside 0 to 95"),
         ({"prompt": np.zeros((2, 2), np.int32)}, "2 dimensions"),
         ({"max_tokens": 400}, "prompt 37 \\+ max_tokens 400 > context 256"),
-        ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": 0}, "num_samples must be between 1 and 16384, got 0"),
+        ({"num_samples": 10**9}, "num_samples"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

@@ -174,3 +174,25 @@ def test_tokens_without_mass_are_never_drawn(vocab, seed, u):
         assert (mass.gather(1, pick(mass, draws)) > 0).all()
     finally:
         sampling_math._SMALL = usual
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 6.0], ids=["flat", "sharp"])
+def test_top_p_over_a_large_vocabulary_keeps_the_smallest_set(sharpness):
+    logits = torch.randn(2000, generator=torch.Generator().manual_seed(1)) * sharpness
+    counts, _ = drawn_counts(logits, 20_000, top_p=0.7)
+    kept = torch.softmax(hf_scores(logits[None], 1.0, -1, 0.7)[0].double(), -1).numpy()
+    assert not counts[kept == 0].any()
+    assert abs(chi_square(counts, kept)) < 5
+
+
+def test_top_p_is_right_when_only_some_rows_reach_it_early():
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(8, 1500, generator=generator) * torch.tensor([0.1, 8.0] * 4)[:, None]
+    params = DrawParams.of([1.0] * 8, [-1] * 8, [0.8] * 8, vocab=1500)
+    u = torch.from_numpy(numbers(8))
+    together = draw(logits, params, u).tokens_r
+    for row in range(8):
+        kept = torch.isfinite(hf_scores(logits[row : row + 1], 1.0, -1, 0.8)[0])
+        assert kept[together[row]]
+        one = DrawParams.of([1.0], [-1], [0.8], vocab=1500)
+        assert draw(logits[row : row + 1], one, u[row : row + 1]).tokens_r[0] == together[row]

@@ -117,12 +117,8 @@ class Engine:
         if message.epoch != self.epoch:
             text = f"the message is of engine epoch {message.epoch}, this engine is epoch {self.epoch}"
             return [Failed(self.epoch, name, "server", text)]
-        try:
-            if isinstance(message, Sample):
-                adapter = None if message.version == BASE_VERSION else self.weights.get(message.version)
-                return [self.sampler.submit(message, adapter)]
-        except EngineFault as fault:
-            return [Failed(self.epoch, name, fault.category, str(fault))]
+        if isinstance(message, Sample):
+            return [self._admit(message)]
         if isinstance(message, Cancel):
             found = self.sampler.cancel(name)
             return [Failed(self.epoch, name, "user", "the request was cancelled")] if found else []
@@ -130,6 +126,13 @@ class Engine:
             return [Stats(self.epoch, name, self.figures())]
         self._queue.append(message)
         return []
+
+    def _admit(self, message: Sample) -> Answer:
+        try:
+            adapter = None if message.version == BASE_VERSION else self.weights.get(message.version)
+            return self.sampler.submit(message, adapter)
+        except Exception as error:
+            return self._failed(message.request_id, error)
 
     def step(self) -> list[Answer]:
         """One micro-batch, one operation or one decode step, whoever's turn it is."""
@@ -181,13 +184,16 @@ class Engine:
             return []
         except StopIteration as end:
             answer: Answer = end.value
-        except EngineFault as fault:
-            answer = Failed(self.epoch, name, fault.category, str(fault))
         except Exception as error:
-            log.exception("operation %s failed", name)
-            answer = Failed(self.epoch, name, "server", f"{type(error).__name__}: {error}")
+            answer = self._failed(name, error)
         self._running = None
         return [answer]
+
+    def _failed(self, name: str, error: Exception) -> Failed:
+        if isinstance(error, EngineFault):
+            return Failed(self.epoch, name, error.category, str(error))
+        log.error("request %s failed", name, exc_info=error)
+        return Failed(self.epoch, name, "server", f"{type(error).__name__}: {error}")
 
 
 def _device_bytes(device: torch.device) -> int:

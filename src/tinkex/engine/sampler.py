@@ -36,6 +36,7 @@ class SamplerOptions:
 
     kv_bytes: int | None = None
     max_rows: int = 256
+    max_samples: int = 1 << 14
     pass_tokens: int | None = None
     block_size: int = 16
     deterministic: bool = False
@@ -136,14 +137,16 @@ class Sampler:
         if request.media:
             kinds = ", ".join(sorted(set(request.media)))
             raise UserFault(f"the prompt holds {kinds} input; this model reads text only")
-        prompt = np.array(request.prompt, np.int32)
-        if prompt.ndim != 1:
-            raise UserFault(f"the prompt has {prompt.ndim} dimensions, expected 1")
-        budget = token_budget(len(prompt), params.max_tokens, self.base.context_length)
-        if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
+        given = np.asarray(request.prompt)
+        if given.ndim != 1:
+            raise UserFault(f"the prompt has {given.ndim} dimensions, expected 1")
+        budget = token_budget(len(given), params.max_tokens, self.base.context_length)
+        if given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) >= vocab:
             raise UserFault(f"the prompt holds a token outside 0 to {vocab - 1}")
-        if request.num_samples < 1:
-            raise UserFault(f"num_samples must be at least 1, got {request.num_samples}")
+        prompt = given.astype(np.int32)
+        most = self.options.max_samples
+        if not 1 <= request.num_samples <= most:
+            raise UserFault(f"num_samples must be between 1 and {most}, got {request.num_samples}")
         if not 0.0 <= params.temperature < float("inf"):
             raise UserFault(f"temperature must be a number from 0 up, got {params.temperature}")
         if not 0.0 < params.top_p <= 1.0:

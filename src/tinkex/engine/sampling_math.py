@@ -23,6 +23,7 @@ TOKEN, PROMPT = 1, 2
 
 _BELOW_ONE = 1.0 - 2.0**-50
 _SMALL = 1 << 16
+_FEW = 256
 
 
 def uniforms(
@@ -176,11 +177,33 @@ def pick_narrowed(
     mass_rv: torch.Tensor, width: int, k_r: torch.Tensor, p_r: torch.Tensor, u_r: torch.Tensor
 ) -> torch.Tensor:
     """One token a row among those that top-k and top-p leave, drawn in proportion to their masses."""
-    kept_rw, ids_rw = narrow(mass_rv, width, k_r, p_r)
+    if width == mass_rv.shape[1] > _FEW and mass_rv.device.type == "cpu":
+        return _pick_among_few(mass_rv, p_r, u_r)
+    return _pick_kept(*narrow(mass_rv, width, k_r, p_r), u_r)
+
+
+def _pick_kept(kept_rw: torch.Tensor, ids_rw: torch.Tensor, u_r: torch.Tensor) -> torch.Tensor:
     ends_rw = kept_rw.cumsum(-1)
     target_r1 = u_r.clamp(max=_BELOW_ONE)[:, None] * ends_rw[:, -1:]
-    at_r1 = torch.searchsorted(ends_rw, target_r1, right=True).clamp_(max=width - 1)
+    at_r1 = torch.searchsorted(ends_rw, target_r1, right=True).clamp_(max=ends_rw.shape[1] - 1)
     return ids_rw.gather(1, at_r1)[:, 0]
+
+
+def _pick_among_few(mass_rv: torch.Tensor, p_r: torch.Tensor, u_r: torch.Tensor) -> torch.Tensor:
+    """Top-p alone: sorting a whole vocabulary is slow, and the likeliest few nearly always reach p."""
+    values_rw, ids_rw = mass_rv.topk(_FEW, dim=-1)
+    mass_rw = values_rw.double()
+    before_rw = mass_rw.cumsum(-1) - mass_rw
+    bound_r1 = p_r[:, None] * mass_rv.sum(-1, keepdim=True, dtype=torch.float64)
+    cut_rw = before_rw >= bound_r1
+    cut_rw[:, 0] = False
+    tokens_r = _pick_kept(mass_rw.masked_fill(cut_rw, 0.0), ids_rw, u_r)
+    rest = torch.nonzero(~cut_rw[:, -1])[:, 0]
+    if len(rest):
+        width_r = torch.full_like(rest, mass_rv.shape[1])
+        kept = narrow(mass_rv[rest], mass_rv.shape[1], width_r, p_r[rest])
+        tokens_r[rest] = _pick_kept(*kept, u_r[rest])
+    return tokens_r
 
 
 def narrow(
