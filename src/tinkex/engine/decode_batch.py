@@ -86,12 +86,16 @@ class DecodeBatch:
         blocks = np.array([_block(row, size) for row in self.rows], np.int64)
         return blocks * size + self.positions % size
 
-    def prepare(self) -> None:
-        """Make the plan fit the step that comes."""
+    def prepare(self, *, contexts: bool = True) -> None:
+        """Make the plan fit the step that comes; without `contexts`, only where its tokens are written."""
         self.plan.scratch.clear()
         paged = self.paged
+        if not contexts:
+            paged.table_rl = None
         if self._until_block == 0:
             self._look_up()
+        if not contexts:
+            return
         if paged.table_rl is None and (paged.dense is None or paged.longest > paged.dense.capacity):
             paged.dense = self.slots.hold(self.rows, paged.longest)
             if paged.dense is not None:

@@ -19,6 +19,7 @@ import torch
 from .adapters import Adapter
 from .base_model import BaseModel
 from .decode_batch import DecodeBatch, Slots, places_of
+from .decode_graphs import DecodeGraphs
 from .kv_cache import DenseRows, KvCache
 from .paged_attention import PagedBatch, Piece, paged_attention
 from .plan import Plan, Segment, join_segments
@@ -61,6 +62,7 @@ class Runner:
     def __init__(self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0) -> None:
         self.base, self.cache = base, cache
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
+        self.graphs = DecodeGraphs(base, cache)
         self._batch: DecodeBatch | None = None
 
     def run(self, work: Pass) -> Outcome:
@@ -68,12 +70,15 @@ class Runner:
         with torch.inference_mode():
             self.cache.copy(work.copies)
             batch = self._decode_batch(work.rows)
+            pieces = [piece for piece in work.pieces if piece.end > piece.start]
             hidden_tc = None
-            if batch is not None and not work.pieces:
-                hidden_tc = self.base.hidden_states(batch.ids_r[None], batch.positions_r[None], batch.plan)
-            elif any(piece.end > piece.start for piece in work.pieces):
-                hidden_tc = self._mixed(batch, work.pieces)
-                self._read_prompts(work.pieces, hidden_tc, len(work.rows))
+            if pieces:
+                if batch is not None:
+                    batch.prepare()
+                hidden_tc = self._mixed(batch, pieces)
+                self._read_prompts(pieces, hidden_tc, len(work.rows))
+            elif batch is not None:
+                hidden_tc = self._decode(batch)
             for row in work.rows:
                 row.computed += 1
             return self._draw(work, batch, hidden_tc)
@@ -91,8 +96,14 @@ class Runner:
             return None
         if self._batch is None or self._batch.rows is not rows:
             self._batch = DecodeBatch(rows, self.cache, self.slots, self.base)
-        self._batch.prepare()
         return self._batch
+
+    def _decode(self, batch: DecodeBatch) -> torch.Tensor:
+        if self.graphs.fits(batch):
+            batch.prepare(contexts=False)
+            return self.graphs.run(batch)
+        batch.prepare()
+        return self.base.hidden_states(batch.ids_r[None], batch.positions_r[None], batch.plan)
 
     def _mixed(self, batch: DecodeBatch | None, pieces: list[PieceWork]) -> torch.Tensor:
         """Decoded rows and prompt pieces in one pass; hidden states in that order."""
@@ -106,8 +117,6 @@ class Runner:
         laid_out: list[Piece] = []
         for piece in pieces:
             count = piece.end - piece.start
-            if not count:
-                continue
             ids.append(torch.from_numpy(piece.fill.tokens[piece.start : piece.end]).long().to(device))
             positions.append(torch.arange(piece.start, piece.end, device=device))
             whole = torch.from_numpy(places_of(piece.fill.table, size, piece.end)).to(device)
