@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 import torch
 
+from tinkex.engine.base_model import BaseModel
 from tinkex.engine.messages import LENGTH, STOP, ScoreOptions, SparseRows
 
-from .sampling_models import FAMILIES, base_model, merged, prompts, request, sample, trained_adapter
+from .sampling_models import (
+    FAMILIES,
+    base_model,
+    merged,
+    plain_model,
+    prompts,
+    request,
+    sample,
+    trained_adapter,
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -189,3 +199,47 @@ def test_top_sample_logprobs(models):
         assert np.array_equal(tokens[:, :k], expected.indices)
         assert np.allclose(logprobs[:, :k], expected.values, atol=1e-4)
         assert (tokens[:, k:] == -1).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_own_layers_give_the_same(family):
+    base, plain = base_model(family)
+    base.decoder = None
+    adapters = {"a": trained_adapter(base, 4, seed=1), "": None}
+    asked = prompts(4, seed=6)
+    got = sample(
+        base,
+        *(
+            request(f"r{i}", p, version=v, temperature=0.0, max_tokens=12, stop=())
+            for i, (p, v) in enumerate(zip(asked, ["a", "", "a", ""], strict=True))
+        ),
+        adapters=adapters,
+        pass_tokens=16,
+    )
+    models = {"a": merged(plain, adapters["a"]), "": plain}
+    for i, (prompt, version) in enumerate(zip(asked, ["a", "", "a", ""], strict=True)):
+        scores = all_logprobs(models[version], [*prompt, *got.of(f"r{i}")])[len(prompt) - 1 : -1]
+        assert got.of(f"r{i}") == scores.argmax(-1).tolist()
+        assert np.allclose(got.logprobs_of(f"r{i}"), scores.max(-1).values, atol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "exact"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_logprobs_are_near_those_of_the_same_weights_in_float32(family, deterministic):
+    base = BaseModel(plain_model(family, dtype=torch.bfloat16))
+    wide = plain_model(family, dtype=torch.bfloat16).float()
+    adapter = trained_adapter(base, 4, seed=1)
+    model = merged(wide, adapter)
+    prompt = prompts(1, 30, 31)[0]
+    got = sample(
+        base,
+        request("x", prompt, 3, version="a", seed=1, max_tokens=20, stop=()),
+        adapters={"a": adapter},
+        deterministic=deterministic,
+    )
+    for i in range(3):
+        scores = all_logprobs(model, [*prompt, *got.of("x", i)])[len(prompt) - 1 : -1]
+        expected = scores.gather(1, torch.tensor(got.of("x", i))[:, None])[:, 0]
+        error = np.abs(np.array(got.logprobs_of("x", i)) - expected.numpy())
+        assert error.mean() < 0.05, "the mean error of bfloat16's 8 bits over two layers"
+        assert error.max() < 0.4
