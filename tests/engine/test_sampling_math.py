@@ -115,7 +115,7 @@ def hf_scores(logits, temperature, top_k, top_p):
     st.integers(2, 60),
     st.floats(0.2, 3.0),
     st.integers(-1, 70),
-    st.floats(0.01, 1.0),
+    st.integers(10, 1000).map(lambda thousandths: thousandths / 1000),
 )
 def test_support_equals_the_warpers(seed, vocab, temperature, top_k, top_p):
     top_k = top_k if top_k > 0 else -1
