@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tinkex.engine.base_model import BaseModel
-from tinkex.engine.messages import LENGTH, STOP, ScoreOptions, SparseRows
+from tinkex.engine.messages import LENGTH, STOP, Datum, ScoreOptions, SparseRows, TrainPart
+from tinkex.engine.trainer import Trainer, TrainState
 
 from .sampling_models import (
     FAMILIES,
@@ -243,3 +244,44 @@ def test_bfloat16_logprobs_are_near_those_of_the_same_weights_in_float32(family,
         error = np.abs(np.array(got.logprobs_of("x", i)) - expected.numpy())
         assert error.mean() < 0.02, "bfloat16 has 8 bits: a few thousandths over two layers"
         assert error.max() < 0.1
+
+
+def test_sampled_logprobs_equal_the_training_path(models):
+    base, _ = models
+    adapter = trained_adapter(base, 4, seed=2)
+    prompt = prompts(1, 18, 19)[0]
+    got = sample(
+        base,
+        request("x", prompt, 2, version="a", seed=5, max_tokens=30, stop=()),
+        adapters={"a": adapter},
+    )
+    data = []
+    for i in range(2):
+        whole = np.concatenate([prompt, got.of("x", i)])
+        weights = np.ones(len(whole) - 1, np.float32)
+        data.append(Datum(whole[:-1], {"target_tokens": whole[1:], "weights": weights}))
+    part = TrainPart("m", tuple(data), "cross_entropy", forward_only=True)
+    (found,) = Trainer(base).run([(TrainState(adapter), part)])
+    for i in range(2):
+        trained = found.outputs[i]["logprobs"][len(prompt) - 1 :]
+        assert np.allclose(trained, got.logprobs_of("x", i), atol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "exact"])
+def test_first_tokens_follow_the_models_softmax(deterministic):
+    base, plain = base_model("llama")
+    prompt = prompts(1, 11, 12)[0]
+    count = 3000
+    got = sample(
+        base,
+        request("x", prompt, count, seed=8, max_tokens=1, temperature=0.8),
+        deterministic=deterministic,
+        max_rows=128,
+    )
+    with torch.no_grad():
+        logits = plain(input_ids=torch.from_numpy(prompt)[None]).logits[0, -1]
+    expected = torch.softmax(logits.double() / 0.8, -1).numpy() * count
+    counts = np.bincount([got.of("x", i)[0] for i in range(count)], minlength=96)
+    big = expected >= 8
+    statistic = ((counts - expected)[big] ** 2 / expected[big]).sum()
+    assert abs(statistic - big.sum()) < 5 * np.sqrt(2 * big.sum())
