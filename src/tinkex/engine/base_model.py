@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .adapters import Adapter, LoraLayout
-from .decoder import Decoder
+from .decoder import Decoder, DecoderPass
 from .experts import EXPERTS
 from .faults import UserFault
 from .lora import head_logits
@@ -170,6 +170,19 @@ class BaseModel:
         return out.last_hidden_state[0]
 
     @property
+    def by_hand(self) -> bool:
+        """Whether training passes never ask autograd, so that they may run in inference mode."""
+        return self.decoder is not None and self.decoder.dense and self.device.type == "cpu"
+
+    def training_pass(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan
+    ) -> DecoderPass | AutogradPass:
+        """A forward pass with `hidden` states, whose `backward` adds to the plan's gradient buffers."""
+        if self.decoder is not None:
+            return self.decoder.start(input_ids, position_ids, plan)
+        return AutogradPass(self, plan, self.hidden_states(input_ids, position_ids, plan))
+
+    @property
     def unembed_weight(self) -> torch.Tensor:
         """The unembedding matrix `[vocab, hidden]`; with tied embeddings it is theirs."""
         return self.head.weight
@@ -177,6 +190,22 @@ class BaseModel:
     def logits(self, hidden: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
         """Logits `[T, vocab]` of hidden states whose rows belong to these segments; meant for few rows."""
         return head_logits(self.unembed_weight, hidden, segments)
+
+
+class AutogradPass:
+    """A forward pass through transformers' own layers, which autograd differentiates."""
+
+    def __init__(self, base: BaseModel, plan: Plan, out: torch.Tensor) -> None:
+        self.base, self.plan, self.out = base, plan, out
+        self.hidden = out.detach()
+
+    def backward(self, dhidden: torch.Tensor) -> None:
+        """Add the adapters' gradients to the plan's buffers, given that of the hidden states."""
+        self.base.slot.plan = self.plan
+        try:
+            self.out.backward(dhidden)
+        finally:
+            self.base.slot.plan = None
 
 
 def _eos_ids(model: nn.Module) -> tuple[int, ...]:

@@ -182,8 +182,8 @@ class CustomLoss:
     def _differentiate(
         self, lp: torch.Tensor, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        leaf = lp.detach().clone().requires_grad_()
-        with torch.enable_grad(), torch.device(leaf.device):
+        with torch.inference_mode(False), torch.enable_grad(), torch.device(lp.device):
+            leaf = lp.detach().clone().requires_grad_()
             loss, metrics = self._evaluate({"logprobs": leaf, **{k: x.clone() for k, x in inputs.items()}})
             if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
                 raise UserFault("a custom loss must answer a loss without dimensions")

@@ -2,7 +2,8 @@
 weights.
 
 A layer is: normalise, project to q, k, v, (normalise heads,) rotate; attend; project and add; normalise,
-gated MLP and add. Autograd sees one node for each of the four. What differs from that shape is left to
+gated MLP and add. A training pass keeps what each layer's backward pass needs and runs it by hand; autograd
+is asked only inside routers of experts and GPU attention. What differs from that shape is left to
 transformers' own forward pass (`Decoder.over` answers None).
 
 Shape letters: T tokens, C hidden size, H query heads, K key/value heads, N = H + K, D head size, O outputs,
@@ -11,14 +12,15 @@ I the MLP's inner size.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from .lora import LoraGroup, LoraLinear
+from .packed_attention import attend, attend_backward
 from .plan import Plan, PlanSlot
 from .rms_norm import rms_norm, rms_norm_again, rms_norm_backward
 from .rotary import Rotary, Rotation
@@ -59,169 +61,140 @@ class DecoderLayer:
             self.down: LoraGroup = mlp.down_proj.group
 
     def run(self, x_tc: torch.Tensor, plan: Plan, turn: Rotation) -> torch.Tensor:
-        """The layer's output for one row of tokens."""
-        anchor = plan.anchor
-        if anchor is not None:
-            q, k, v = _AttentionIn.apply(x_tc, anchor, self, plan, turn)
-        else:
-            q, k, v = self.attention_in(x_tc, plan, turn)[0]
+        """The layer's output for one row of tokens, nothing kept."""
+        (q, k, v), _ = self.attention_in(x_tc, plan, turn)
         attended = plan.attention(plan, self.index, q, k, v, self.scaling, self.window)
-        attended = attended.reshape(x_tc.shape[0], -1)
-        if anchor is not None:
-            x_tc = _AttentionOut.apply(x_tc, attended, anchor, self, plan)
+        x_tc = self.out.forward(attended.reshape(x_tc.shape[0], -1), plan)[0].add_(x_tc)
+        if self.dense:
+            return self.gated_mlp(x_tc, plan)[0]
+        return self.experts(rms_norm(x_tc, self.norm_out.weight, self.eps)[0], plan).add_(x_tc)
+
+    def forward(self, x_tc: torch.Tensor, plan: Plan, turn: Rotation) -> tuple[torch.Tensor, _Kept]:
+        """The layer's output, and what its backward pass needs."""
+        qkv, kept_in = self.attention_in(x_tc, plan, turn)
+        q, k, v = qkv
+        attended, kept_attention = attend(plan, q, k, v, self.scaling, self.window)
+        attended_tc = attended.view(x_tc.shape[0], -1)
+        out_tc, lows = self.out.forward(attended_tc, plan)
+        middle_tc = out_tc.add_(x_tc)
+        if self.dense:
+            y_tc, *kept_mlp = self.gated_mlp(middle_tc, plan)
         else:
-            x_tc = self.out.forward(attended, plan)[0].add_(x_tc)
-        if not self.dense:
-            normed = rms_norm_module(self.norm_out, x_tc, plan)
-            # Set here and not for the whole pass: this also runs again inside a checkpointed backward pass.
-            self.slot.plan = plan
-            return x_tc + self.mlp(normed.unsqueeze(0))[0]
-        if anchor is not None:
-            out: torch.Tensor = _GatedMlp.apply(x_tc, anchor, self, plan)
-            return out
-        return self.gated_mlp(x_tc, plan)[0]
+            normed, rstd = rms_norm(middle_tc, self.norm_out.weight, self.eps)
+            leaf = normed.requires_grad_()
+            with torch.enable_grad():
+                mixed = self.experts(leaf, plan)
+            y_tc, kept_mlp = mixed.detach() + middle_tc, [rstd, leaf, mixed]
+        return y_tc, _Kept(x_tc, kept_in, qkv, kept_attention, attended, lows, middle_tc, kept_mlp)
+
+    def backward(
+        self, dy_tc: torch.Tensor, kept: _Kept, plan: Plan, turn: Rotation, need_dx: bool
+    ) -> torch.Tensor | None:
+        """The gradient of the input; the adapters' gradients are added to the plan's buffers."""
+        back = self._gated_mlp_backward if self.dense else self._experts_backward
+        dmiddle_tc = back(dy_tc, kept.middle_tc, kept.mlp, plan)
+        attended = kept.attended
+        tokens = attended.shape[0]
+        dattended = self.out.backward(attended.view(tokens, -1), kept.lows, dmiddle_tc, plan, True)
+        assert dattended is not None
+        rstd, raw_tnd, head_rstd, lows = kept.attention_in
+        dy_to = torch.empty(tokens, sum(self.qkv.sizes), dtype=dy_tc.dtype, device=dy_tc.device)
+        dy_tnd = dy_to.view(tokens, -1, self.head_size)
+        dq, dk = attend_backward(
+            plan,
+            kept.qkv,
+            attended,
+            dattended.view(attended.shape),
+            kept.attention,
+            self.scaling,
+            self.window,
+            dv=dy_tnd[:, self.heads :],
+        )
+        turn.turn_back(dq, dy_tnd[:, : self.q_heads])
+        turn.turn_back(dk, dy_tnd[:, self.q_heads : self.heads])
+        if self.head_norm_nd is not None:
+            dqk = dy_tnd[:, : self.heads]
+            unit = (
+                raw_tnd if raw_tnd.dtype == head_rstd.dtype else raw_tnd.to(head_rstd.dtype)
+            ) * head_rstd
+            dqk.copy_(rms_norm_backward(dqk, unit, head_rstd, self.head_norm_nd))
+        weight = self.norm_in.weight
+        normed, unit = rms_norm_again(kept.x_tc, rstd, weight)
+        dnormed = self.qkv.backward(normed, lows, dy_to, plan, need_dx)
+        if dnormed is None:
+            return None
+        return rms_norm_backward(dnormed, unit, rstd, weight).add_(dmiddle_tc)
 
     def attention_in(
         self, x_tc: torch.Tensor, plan: Plan, turn: Rotation
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor | None]]:
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
         """Rotated q and k, and v, as `[T, heads, D]`; and what the backward pass needs."""
         tokens = x_tc.shape[0]
         normed, rstd = rms_norm(x_tc, self.norm_in.weight, self.eps)
         y_to, lows = self.qkv.forward(normed, plan)
         y_tnd = y_to.view(tokens, -1, self.head_size)
-        raw_tnd = y_tnd[:, : self.heads]
+        heads_tnd = raw_tnd = y_tnd[:, : self.heads]
         head_rstd = None
-        heads_tnd = raw_tnd
         if self.head_norm_nd is not None:
             heads_tnd, head_rstd = rms_norm(raw_tnd, self.head_norm_nd, self.eps)
-        qk_tnd = x_tc.new_empty(tokens, self.heads, self.head_size)
+        qk_tnd = torch.empty(heads_tnd.shape, dtype=x_tc.dtype, device=x_tc.device)
         turn.turn(heads_tnd, qk_tnd)
         outputs = (qk_tnd[:, : self.q_heads], qk_tnd[:, self.q_heads :], y_tnd[:, self.heads :])
-        keep_raw = raw_tnd if head_rstd is not None else None
-        return outputs, [rstd, keep_raw, head_rstd, *lows]
+        return outputs, (rstd, raw_tnd, head_rstd, lows)
 
-    def gated_mlp(
-        self, x_tc: torch.Tensor, plan: Plan
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Any], list[Any]]:
+    def gated_mlp(self, x_tc: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, Any, Any, Any, Any]:
         """The input plus its gated MLP; and what the backward pass needs."""
         normed, rstd = rms_norm(x_tc, self.norm_out.weight, self.eps)
         both_ti, lows_in = self.gate_up.forward(normed, plan)
-        out_tc, lows_out = self.down.forward(self.gated(both_ti), plan)
+        gate, up = both_ti.chunk(2, dim=-1)
+        out_tc, lows_out = self.down.forward(functional.silu(gate).mul_(up), plan)
         return out_tc.add_(x_tc), rstd, both_ti, lows_in, lows_out
 
-    @staticmethod
-    def gated(both_ti: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, of the two side by side."""
-        gate, up = both_ti.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
-
-
-class _AttentionIn(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_tc: torch.Tensor,
-        anchor: torch.Tensor,
-        layer: DecoderLayer,
-        plan: Plan,
-        turn: Rotation,
-    ) -> Any:
-        outputs, kept = layer.attention_in(x_tc, plan, turn)
-        ctx.save_for_backward(x_tc, *kept)
-        ctx.layer, ctx.plan, ctx.turn = layer, plan, turn
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> Any:
-        x_tc, rstd, raw_tnd, head_rstd, *lows = ctx.saved_tensors
-        layer, plan = ctx.layer, ctx.plan
-        tokens = x_tc.shape[0]
-        dy_to = x_tc.new_empty(tokens, sum(layer.qkv.sizes))
-        dy_tnd = dy_to.view(tokens, -1, layer.head_size)
-        ctx.turn.turn_back(dq, dy_tnd[:, : layer.q_heads])
-        ctx.turn.turn_back(dk, dy_tnd[:, layer.q_heads : layer.heads])
-        dy_tnd[:, layer.heads :] = dv
-        if raw_tnd is not None:
-            dqk = dy_tnd[:, : layer.heads]
-            unit = raw_tnd.to(head_rstd.dtype) * head_rstd
-            dqk.copy_(rms_norm_backward(dqk, unit, head_rstd, layer.head_norm_nd))
-        weight = layer.norm_in.weight
-        normed, kept = rms_norm_again(x_tc, rstd, weight)
-        dnormed = layer.qkv.backward(normed, lows, dy_to, plan, ctx.needs_input_grad[0])
-        dx = None if dnormed is None else rms_norm_backward(dnormed, kept, rstd, weight)
-        return dx, None, None, None, None
-
-
-class _AttentionOut(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_tc: torch.Tensor,
-        attended: torch.Tensor,
-        anchor: torch.Tensor,
-        layer: DecoderLayer,
-        plan: Plan,
+    def _gated_mlp_backward(
+        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: list[Any], plan: Plan
     ) -> torch.Tensor:
-        y_tc, lows = layer.out.forward(attended, plan)
-        ctx.save_for_backward(attended, *lows)
-        ctx.layer, ctx.plan = layer, plan
-        return y_tc.add_(x_tc)
-
-    @staticmethod
-    def backward(ctx: Any, dy_tc: torch.Tensor) -> Any:
-        attended, *lows = ctx.saved_tensors
-        dattended = ctx.layer.out.backward(attended, lows, dy_tc, ctx.plan, True)
-        return dy_tc, dattended, None, None, None
-
-
-class _GatedMlp(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(
-        ctx: Any, x_tc: torch.Tensor, anchor: torch.Tensor, layer: DecoderLayer, plan: Plan
-    ) -> torch.Tensor:
-        out_tc, rstd, both_ti, lows_in, lows_out = layer.gated_mlp(x_tc, plan)
-        ctx.save_for_backward(x_tc, rstd, both_ti, *lows_in, *lows_out)
-        ctx.layer, ctx.plan = layer, plan
-        return out_tc
-
-    @staticmethod
-    def backward(ctx: Any, dy_tc: torch.Tensor) -> Any:
-        x_tc, rstd, both_ti, *lows = ctx.saved_tensors
-        layer, plan = ctx.layer, ctx.plan
-        lows_in, lows_out = lows[: len(lows) // 2], lows[len(lows) // 2 :]
+        rstd, both_ti, lows_in, lows_out = kept
         gate, up = both_ti.chunk(2, dim=-1)
         silu = functional.silu(gate)
-        dgated = layer.down.backward(silu * up, lows_out, dy_tc, plan, True)
+        dgated = self.down.backward(silu * up, lows_out, dy_tc, plan, True)
+        assert dgated is not None
         dboth = torch.empty_like(both_ti)
         dgate, dup = dboth.chunk(2, dim=-1)
         torch.mul(dgated, silu, out=dup)
         torch.ops.aten.silu_backward.grad_input(dgated.mul_(up), gate, grad_input=dgate)
-        normed, kept = rms_norm_again(x_tc, rstd, layer.norm_out.weight)
-        dnormed = layer.gate_up.backward(normed, lows_in, dboth, plan, True)
-        dx = rms_norm_backward(dnormed, kept, rstd, layer.norm_out.weight).add_(dy_tc)
-        return dx, None, None, None
+        weight = self.norm_out.weight
+        normed, unit = rms_norm_again(x_tc, rstd, weight)
+        dnormed = self.gate_up.backward(normed, lows_in, dboth, plan, True)
+        assert dnormed is not None
+        return rms_norm_backward(dnormed, unit, rstd, weight).add_(dy_tc)
+
+    def experts(self, normed: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """The mixture of experts, by transformers' own router and our experts function."""
+        self.slot.plan = plan
+        mixed: torch.Tensor = self.mlp(normed.unsqueeze(0))[0]
+        return mixed
+
+    def _experts_backward(
+        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: list[Any], plan: Plan
+    ) -> torch.Tensor:
+        rstd, leaf, mixed = kept
+        (dnormed,) = torch.autograd.grad(mixed, [leaf], dy_tc)
+        weight = self.norm_out.weight
+        unit = rms_norm_again(x_tc, rstd, weight)[1]
+        return rms_norm_backward(dnormed, unit, rstd, weight).add_(dy_tc)
 
 
-class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        y, rstd = rms_norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, rstd)
-        return y
+class _Kept(NamedTuple):
+    """What a layer's backward pass needs of its forward pass."""
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, rstd = ctx.saved_tensors
-        return rms_norm_backward(dy, rms_norm_again(x, rstd, weight)[1], rstd, weight), None, None
-
-
-def rms_norm_module(module: Any, x: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """What one of transformers' norm modules gives, as one autograd node."""
-    eps = float(module.variance_epsilon)
-    if not plan.training:
-        return rms_norm(x, module.weight, eps)[0]
-    y: torch.Tensor = _RmsNorm.apply(x, module.weight, eps)
-    return y
+    x_tc: torch.Tensor
+    attention_in: tuple[Any, ...]
+    qkv: tuple[torch.Tensor, ...]
+    attention: Any
+    attended: torch.Tensor
+    lows: list[torch.Tensor | None]
+    middle_tc: torch.Tensor
+    mlp: list[Any]
 
 
 class Decoder:
@@ -231,6 +204,8 @@ class Decoder:
         self.embed, self.norm = model.embed_tokens, model.norm
         self.layers = [DecoderLayer(layer, i, config) for i, layer in enumerate(model.layers)]
         self.rotary = Rotary(model.rotary_emb, self.layers[0].heads, config.max_position_embeddings)
+        self.eps = float(self.norm.variance_epsilon)
+        self.dense = all(layer.dense for layer in self.layers)
 
     @classmethod
     def over(cls, model: Any, config: Any) -> Decoder | None:
@@ -244,13 +219,45 @@ class Decoder:
         x_tc = self.embed(input_ids[0])
         turn = self.rotary.at(x_tc, position_ids)
         for layer in self.layers:
-            if plan.checkpoint and plan.training:
-                x_tc = checkpoint(
-                    layer.run, x_tc, plan, turn, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                x_tc = layer.run(x_tc, plan, turn)
-        return rms_norm_module(self.norm, x_tc, plan)
+            x_tc = layer.run(x_tc, plan, turn)
+        return rms_norm(x_tc, self.norm.weight, self.eps)[0]
+
+    def start(self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan) -> DecoderPass:
+        """A forward pass that can be followed by a backward pass."""
+        x_tc = self.embed(input_ids[0])
+        turn = self.rotary.at(x_tc, position_ids)
+        kept: list[tuple[torch.Tensor, _Kept | None]] = []
+        for layer in self.layers:
+            before = x_tc
+            x_tc, one = layer.forward(before, plan, turn)
+            kept.append((before, None if plan.checkpoint else one))
+        hidden, rstd = rms_norm(x_tc, self.norm.weight, self.eps)
+        return DecoderPass(self, plan, turn, kept, x_tc, rstd, hidden)
+
+
+@dataclass(slots=True)
+class DecoderPass:
+    """A forward pass and what it kept, layer by layer; `backward` lets go of each layer as it passes it."""
+
+    decoder: Decoder
+    plan: Plan
+    turn: Rotation
+    kept: list[tuple[torch.Tensor, _Kept | None]]
+    last_tc: torch.Tensor
+    rstd: torch.Tensor
+    hidden: torch.Tensor
+
+    def backward(self, dhidden: torch.Tensor) -> None:
+        """Add the adapters' gradients to the plan's buffers, given that of the hidden states."""
+        weight = self.decoder.norm.weight
+        unit = rms_norm_again(self.last_tc, self.rstd, weight)[1]
+        dx: torch.Tensor | None = rms_norm_backward(dhidden, unit, self.rstd, weight)
+        for layer in reversed(self.decoder.layers):
+            x_tc, kept = self.kept.pop()
+            if kept is None:
+                kept = layer.forward(x_tc, self.plan, self.turn)[1]
+            assert dx is not None
+            dx = layer.backward(dx, kept, self.plan, self.turn, bool(self.kept))
 
 
 def _known(layer: Any, config: Any) -> bool:

@@ -66,19 +66,26 @@ class LoraGroup:
     def forward(self, x_ti: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """All outputs side by side, and per segment A's product with the input, `[members * R, tokens]`."""
         y_to = functional.linear(x_ti, self.weight_oi, self.bias_o)
+        name = self.name
         lows: list[torch.Tensor | None] = []
         for segment in plan.segments:
             adapter = segment.adapter
-            if adapter is None or self.name not in adapter.layout.groups:
+            if adapter is None or name not in adapter.layout.groups:
                 lows.append(None)
                 continue
-            tensors, scale = adapter.compute, adapter.scale
-            low_rt = torch.mm(tensors.group_a[self.name], x_ti[segment.start : segment.end].t())
-            outputs = y_to[segment.start : segment.end].split_with_sizes(self.sizes, 1)
-            each = low_rt.t().chunk(self.members, 1)
-            for y, low_tr, bt in zip(outputs, each, tensors.group_bt[self.name], strict=True):
-                y.addmm_(low_tr, bt, alpha=scale)
+            tensors, scale, rank = adapter.compute, adapter.scale, adapter.rank
+            x, y = (x_ti, y_to) if len(plan.segments) == 1 else _rows(segment, x_ti, y_to)
+            low_rt = functional.linear(tensors.group_a[name], x)
+            if segment.foreign_rt is not None:
+                low_rt.view(self.members, rank, -1).masked_fill_(segment.foreign_rt, 0.0)
             lows.append(low_rt)
+            if self.members == 1:
+                y.addmm_(low_rt.t(), tensors.group_bt[name][0], alpha=scale)
+                continue
+            low_tr, at = low_rt.t(), 0
+            for (start, end), bt in zip(self.columns, tensors.group_bt[name], strict=True):
+                y[:, start:end].addmm_(low_tr[:, at : at + rank], bt, alpha=scale)
+                at += rank
         return y_to, lows
 
     def backward(
@@ -98,21 +105,30 @@ class LoraGroup:
             adapter, grads = segment.adapter, segment.grads
             assert adapter is not None
             tensors, scale = adapter.compute, adapter.scale
-            span = slice(segment.start, segment.end)
-            dys = dy_to[span].split_with_sizes(self.sizes, 1)
-            dlow_rt = torch.empty_like(low_rt)
-            for dy, dlow, bt in zip(dys, dlow_rt.chunk(self.members), tensors.group_bt[name], strict=True):
-                torch.mm(bt, dy.t(), out=dlow)
-            dlow_rt *= scale
+            x, dy = (x_ti, dy_to) if len(plan.segments) == 1 else _rows(segment, x_ti, dy_to)
+            bts = tensors.group_bt[name]
+            if self.members == 1:
+                dlow_rt = functional.linear(bts[0], dy)
+                if grads is not None:
+                    add_product(grads.group_bt[name][0], low_rt, dy, scale)
+            else:
+                dlow_rt, at = torch.empty_like(low_rt), 0
+                for m, (start, end) in enumerate(self.columns):
+                    dy_m, rows = dy[:, start:end], slice(at, at + adapter.rank)
+                    torch.mm(bts[m], dy_m.t(), out=dlow_rt[rows])
+                    if grads is not None:
+                        add_product(grads.group_bt[name][m], low_rt[rows], dy_m, scale)
+                    at += adapter.rank
             if grads is not None:
-                for dy, low, grad in zip(
-                    dys, low_rt.chunk(self.members), grads.group_bt[name], strict=True
-                ):
-                    add_product(grad, low, dy, scale)
-                add_product(grads.group_a[name], dlow_rt, x_ti[span], 1.0)
+                add_product(grads.group_a[name], dlow_rt, x, scale)
             if dx_ti is not None:
-                dx_ti[span].addmm_(dlow_rt.t(), tensors.group_a[name])
+                dx = dx_ti if len(plan.segments) == 1 else dx_ti[segment.start : segment.end]
+                dx.addmm_(dlow_rt.t(), tensors.group_a[name], alpha=scale)
         return dx_ti
+
+
+def _rows(segment: Segment, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(x[segment.start : segment.end] for x in tensors)
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
@@ -170,6 +186,8 @@ def head_logits(
         if adapter is not None and HEAD in adapter.layout.paths:
             span = slice(segment.start, segment.end)
             low_rt = adapter.compute.a[HEAD] @ hidden_ti[span].t()
+            if segment.foreign_rt is not None:
+                low_rt.masked_fill_(segment.foreign_rt, 0.0)
             add_product(logits_tv[span], low_rt.t(), adapter.compute.bt[HEAD], adapter.scale)
     return logits_tv
 

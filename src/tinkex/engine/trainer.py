@@ -127,7 +127,8 @@ class Trainer:
         for group in groups:
             for batch in micro_batches([part.data.lengths for part in group], self.token_budget):
                 started = time.perf_counter()
-                self._micro_batch(group, batch)
+                with torch.inference_mode(self.base.by_hand):
+                    self._micro_batch(group, batch)
                 elapsed += time.perf_counter() - started
                 yield
         return [
@@ -199,16 +200,17 @@ class Trainer:
         spans = [_rows(parts[run.part].data, run) for run in batch]
         tokens = _joined([parts[r.part].data.tokens_t[s] for r, s in zip(batch, spans, strict=True)])
         positions = _joined([parts[r.part].data.positions_t[s] for r, s in zip(batch, spans, strict=True)])
-        hidden = self.base.hidden_states(tokens.unsqueeze(0), positions.unsqueeze(0), plan)
-        values = hidden.detach()
+        row = (tokens.unsqueeze(0), positions.unsqueeze(0), plan)
+        step = self.base.training_pass(*row) if backward else None
+        values = self.base.hidden_states(*row) if step is None else step.hidden
         dhidden = torch.empty_like(values) if backward else None
         for run, segment, span in zip(batch, segments, spans, strict=True):
             here = slice(segment.start, segment.end)
             self._score(
                 parts[run.part], run, span, values[here], None if dhidden is None else dhidden[here]
             )
-        if dhidden is not None:
-            hidden.backward(dhidden)
+        if step is not None:
+            step.backward(dhidden)
 
     def _score(
         self, part: _Part, run: Run, span: slice, hidden: torch.Tensor, dhidden: torch.Tensor | None
