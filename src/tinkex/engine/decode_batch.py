@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .adapter_stack import AdapterStacks
 from .base_model import BaseModel
 from .blocks import Table
 from .kv_cache import DenseRows, KvCache
@@ -56,10 +57,14 @@ class Slots:
 class DecodeBatch:
     """Rows, their draw, and the plan of their next step."""
 
-    def __init__(self, rows: list[Row], cache: KvCache, slots: Slots, base: BaseModel) -> None:
+    def __init__(
+        self, rows: list[Row], cache: KvCache, slots: Slots, stacks: AdapterStacks, base: BaseModel
+    ) -> None:
         self.rows, self.cache, self.slots, self.device = rows, cache, slots, base.device
         self.draws = DrawRows(rows, base.vocab_size, base.device)
-        segments = join_segments([Segment(row.adapter, i, i + 1) for i, row in enumerate(rows)])
+        stacked = stacks.segment([row.adapter for row in rows])
+        each = [Segment(row.adapter, i, i + 1) for i, row in enumerate(rows)]
+        segments = join_segments(each) if stacked is None else (stacked,)
         self.positions = computed = np.array([row.computed for row in rows], np.int64)
         """Where each row's token stands, on the host; `positions_r` is the same on the device."""
         self.ids_r = torch.tensor([row.token(row.computed) for row in rows], device=base.device)

@@ -36,6 +36,8 @@ class Segment:
     start: int
     end: int
     grads: LoraTensors | None = None
+    foreign_rt: torch.Tensor | None = None
+    """For several adapters stacked as one: which parts of A's product are not the token's own."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .adapter_stack import AdapterStacks
 from .adapters import Adapter
 from .base_model import BaseModel
 from .decode_batch import DecodeBatch, Slots, places_of
@@ -62,6 +63,7 @@ class Runner:
     def __init__(self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0) -> None:
         self.base, self.cache = base, cache
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
+        self.stacks = AdapterStacks(base)
         self.graphs = DecodeGraphs(base, cache)
         self._batch: DecodeBatch | None = None
 
@@ -95,7 +97,7 @@ class Runner:
             self._batch, self.slots.occupants = None, []
             return None
         if self._batch is None or self._batch.rows is not rows:
-            self._batch = DecodeBatch(rows, self.cache, self.slots, self.base)
+            self._batch = DecodeBatch(rows, self.cache, self.slots, self.stacks, self.base)
         return self._batch
 
     def _decode(self, batch: DecodeBatch) -> torch.Tensor:
