@@ -110,9 +110,12 @@ def test_what_cannot_be_sampled_is_refused_with_a_reason(base, change, text):
     assert not sampler.busy
 
 
-def test_requests_larger_than_the_memory_are_refused(base):
-    with pytest.raises(UserFault, match="key/value memory for 64 tokens"):
-        make(base, blocks=4).submit(request("x", PROMPT, max_tokens=60), None)
+def test_the_memory_may_be_smaller_than_the_context(base):
+    sampler = make(base, blocks=4)
+    with pytest.raises(UserFault, match="prompt 37 \\+ max_tokens 60 > context 64"):
+        sampler.submit(request("x", PROMPT, max_tokens=60), None)
+    got = sample(base, request("x", PROMPT, stop=()), sampler=sampler)
+    assert len(got.of("x")) == 64 - 37
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "exact"])

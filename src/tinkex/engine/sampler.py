@@ -77,6 +77,11 @@ class Sampler:
         self.tokens_drawn = 0
 
     @property
+    def context_length(self) -> int:
+        """The longest sequence there is room for: the model's context, or what the memory holds."""
+        return min(self.base.context_length, self.pool.count * self.pool.size)
+
+    @property
     def busy(self) -> bool:
         """Whether any request is open."""
         return self.scheduler.busy
@@ -140,7 +145,7 @@ class Sampler:
         given = np.asarray(request.prompt)
         if given.ndim != 1:
             raise UserFault(f"the prompt has {given.ndim} dimensions, expected 1")
-        budget = token_budget(len(given), params.max_tokens, self.base.context_length)
+        budget = token_budget(len(given), params.max_tokens, self.context_length)
         if given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) >= vocab:
             raise UserFault(f"the prompt holds a token outside 0 to {vocab - 1}")
         prompt = given.astype(np.int32)
@@ -153,12 +158,6 @@ class Sampler:
             raise UserFault(f"top_p must be above 0 and at most 1, got {params.top_p}")
         if params.top_k < -1:
             raise UserFault(f"top_k must be -1 (off) or a number of tokens, got {params.top_k}")
-        held = len(prompt) + budget
-        if self.pool.blocks_for(held) > self.pool.count:
-            room = self.pool.count * self.pool.size
-            raise UserFault(
-                f"prompt {len(prompt)} + max_tokens {budget} > key/value memory for {room} tokens"
-            )
         check_scores(scores, len(prompt), vocab)
         seed = secrets.randbits(64) if params.seed is None else params.seed % (1 << 64)
         job = Job(

@@ -9,6 +9,7 @@ sampling from a dropped one fails with a text that says so.
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import threading
 import time
@@ -23,6 +24,7 @@ import torch
 from .adapters import Adapter
 from .faults import ServerFault, UserFault
 
+log = logging.getLogger(__name__)
 Write = Callable[[Adapter, Path], object]
 Read = Callable[[Path], Adapter]
 REMEMBERED = 4096
@@ -177,8 +179,12 @@ class SamplerWeights:
         assert adapter is not None
 
         def write() -> None:
-            if not path.exists():
-                self._write(adapter, path)
+            try:
+                if not path.exists():
+                    self._write(adapter, path)
+            except Exception:
+                log.exception("sampler weights %s could not be written; they stay in memory", entry.version)
+                raise
             with self._lock:
                 entry.path = path
 
