@@ -79,16 +79,16 @@ class SamplerWeights:
     def freeze(self, model: str, adapter: Adapter, path: Path | None) -> str:
         """Copy a model's weights as they are now; the version they are sampled by."""
         version = digest(adapter)
-        entry = self._versions.get(version)
-        if entry is None:
-            entry = self._versions[version] = Frozen(version, self._clock())
+        entry = self._versions.get(version) or Frozen(version, self._clock())
         if entry.adapter is None:
             entry.adapter = slim(adapter.frozen())
-        self._touch(entry)
         if path is not None:
             self._write(entry.adapter, path)
             entry.path, entry.durable = path, True
-        else:
+        self._versions[version] = entry
+        self._dropped.pop(version, None)
+        self._touch(entry)
+        if path is None:
             self._keep_ephemeral(model, entry)
         self._make_room(entry)
         return version
