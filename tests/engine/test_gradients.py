@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinkex.engine import base_model
 from tinkex.engine.messages import SparseRows
 from tinkex.engine.trainer import Trainer, TrainState
 
@@ -117,6 +118,27 @@ def test_gradients_in_bfloat16(family):
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_memory_saving_changes_no_gradient(family, options):
     check(plain_model(family), make_data(LENGTHS), "cross_entropy", {}, 1e-4, **options)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_adapters_folded_into_the_weights_give_the_same_gradients(family):
+    plain = plain_model(family)
+    base = engine_model(plain)
+    assert base.foldable
+    data = make_data([40, 25])
+    check(plain, data, "cross_entropy", {}, 1e-4)
+    parts = [part(data), part(make_data([33], seed=3))]
+    found = []
+    for limit in (base_model.FOLDABLE, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(base_model, "FOLDABLE", limit)
+            assert base.foldable == bool(limit)
+            states = [TrainState(filled_adapter(base, rank, seed=rank)) for rank in (4, 2)]
+            Trainer(base).run(list(zip(states, parts, strict=True)))
+            assert not states[0].adapter.folded
+            found.append([state.grads.flat for state in states])
+    for folded, plain_sum in zip(*found, strict=True):
+        assert_close(folded, plain_sum, 2e-5, family)
 
 
 def test_long_and_windowed_sequences_have_right_gradients():

@@ -289,6 +289,18 @@ def test_weights_may_be_left_out(base):
     assert torch.equal(first.grads.flat, second.grads.flat)
 
 
+def test_weights_that_are_all_zero_give_logprobs_and_a_zero_gradient(base):
+    data = make_data([5, 3])
+    zeros = [Datum(d.tokens, d.inputs | {"weights": np.zeros(len(d.tokens), np.float32)}) for d in data]
+    adapter = filled_adapter(base, 4)
+    state, result = run_one(base, adapter, zeros)
+    assert result.metrics["loss:sum"] == 0
+    assert not state.grads.flat.any()
+    _, wanted = run_one(base, adapter, data)
+    for x, y in zip(result.outputs, wanted.outputs, strict=True):
+        assert_close(x["logprobs"], y["logprobs"], 1e-5)
+
+
 def test_determinism_mode_gives_the_same_bits_whatever_is_joined(base):
     trainer = Trainer(base, deterministic=True)
     data = make_data([7, 12, 3])

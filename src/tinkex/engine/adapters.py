@@ -162,6 +162,8 @@ class Adapter:
             flat = _initial(layout, rank, self.seed, master_dtype)
         self.master = LoraTensors(layout, rank, flat.to(device=device, dtype=master_dtype, copy=True))
         self.compute = self.master
+        self.folded: dict[str, torch.Tensor] = {}
+        """Base weights with this adapter's product in them, for as long as a training pass needs them."""
         self.version = 0
         self.refresh()
 
@@ -188,6 +190,7 @@ class Adapter:
             self.compute = self.master.like(self.master.flat.to(self.dtype))
         else:
             self.compute.flat.copy_(self.master.flat)
+        self.folded.clear()
         self.version = next(_versions)
 
     def move(self, device: torch.device | str) -> None:

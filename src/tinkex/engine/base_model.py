@@ -25,6 +25,8 @@ from .plan import Plan, PlanSlot, Segment
 from .sites import install
 
 ATTENTION = "tinkex"
+FOLDABLE = 1 << 24
+"""Models of at most this many weights fold adapters into them for training passes on a CPU."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class BaseModel:
         self.context_length: int = self.config.max_position_embeddings
         self.tied = self.head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
         self.eos_ids: tuple[int, ...] = _eos_ids(model)
+        self._linear_weights = sum(site.inner * site.outer for site in self.sites if not site.experts)
         self._layouts: dict[tuple[bool, bool, bool], LoraLayout] = {}
 
     @classmethod
@@ -173,6 +176,12 @@ class BaseModel:
     def by_hand(self) -> bool:
         """Whether training passes never ask autograd, so that they may run in inference mode."""
         return self.decoder is not None and self.decoder.dense and self.device.type == "cpu"
+
+    @property
+    def foldable(self) -> bool:
+        """Whether the weights are few and exact enough to have adapters added to them."""
+        wide = self.dtype in (torch.float32, torch.float64)
+        return wide and self.device.type == "cpu" and self._linear_weights <= FOLDABLE
 
     def training_pass(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan

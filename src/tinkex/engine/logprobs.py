@@ -31,6 +31,8 @@ class Rows(NamedTuple):
     targets_tk: torch.Tensor
     adapter: Adapter | None = None
     grads: LoraTensors | None = None
+    fold: bool = False
+    """Add the adapter's product to the unembedding first, as `Plan.fold` does for the layers."""
 
     @property
     def lora(self) -> bool:
@@ -52,8 +54,8 @@ class Head:
     def score(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs `[T, K]` of the targets, and each row's log-normaliser `[T, 1]`."""
         lp_tk = self._empty(rows.targets_tk.shape)
-        lse_t1 = self._empty((len(lp_tk), 1))
-        for span in self._spans(len(lp_tk)):
+        lse_t1 = self._empty((lp_tk.shape[0], 1))
+        for span in self._spans(lp_tk.shape[0]):
             logits_tv, _ = self._logits(rows, span)
             lse_t1[span] = torch.logsumexp(logits_tv, dim=-1, keepdim=True)
             lp_tk[span] = logits_tv.gather(1, rows.targets_tk[span]) - lse_t1[span]
@@ -62,9 +64,9 @@ class Head:
     def score_and_backward(self, rows: Rows, slope: Slope, dhidden_tc: torch.Tensor) -> torch.Tensor:
         """Logprobs `[T, K]`; the hidden states' gradient is written to `dhidden_tc`, the factors' added."""
         lp_tk = self._empty(rows.targets_tk.shape)
-        for span in self._spans(len(lp_tk)):
+        for span in self._spans(lp_tk.shape[0]):
             logits_tv, low_rt = self._logits(rows, span)
-            probs_tv = torch.softmax(logits_tv, dim=-1, out=self._buffer(1, len(logits_tv)))
+            probs_tv = torch.softmax(logits_tv, dim=-1, out=self._buffer(1, logits_tv.shape[0]))
             # The largest probability is at least 1/V, so its logarithm is exact where a small one's is not.
             lse_t1 = logits_tv.amax(-1, keepdim=True).sub_(probs_tv.amax(-1, keepdim=True).log_())
             targets_tk = rows.targets_tk[span]
@@ -77,22 +79,32 @@ class Head:
         self, rows: Rows, lse_t1: torch.Tensor, slope_tk: torch.Tensor, dhidden_tc: torch.Tensor
     ) -> None:
         """The gradients that `score_and_backward` gives, from a loss's derivative known by now."""
-        for span in self._spans(len(slope_tk)):
+        for span in self._spans(slope_tk.shape[0]):
             logits_tv, low_rt = self._logits(rows, span)
             probs_tv = logits_tv.sub_(lse_t1[span]).exp_()
             self._chunk_backward(rows, span, low_rt, probs_tv, slope_tk[span], dhidden_tc)
 
     def _logits(self, rows: Rows, span: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_tc = rows.hidden_tc[span]
-        logits_tv = self._buffer(0, len(hidden_tc))
-        wide_product(hidden_tc, self.weight_vc, logits_tv)
+        logits_tv = self._buffer(0, hidden_tc.shape[0])
+        wide_product(hidden_tc, self._weight(rows), logits_tv)
         if not rows.lora:
             return logits_tv, None
         adapter = rows.adapter
         assert adapter is not None
         low_rt = adapter.compute.a[HEAD] @ hidden_tc.t()
-        add_product(logits_tv, low_rt.t(), adapter.compute.bt[HEAD], adapter.scale)
+        if not rows.fold:
+            add_product(logits_tv, low_rt.t(), adapter.compute.bt[HEAD], adapter.scale)
         return logits_tv, low_rt
+
+    def _weight(self, rows: Rows) -> torch.Tensor:
+        adapter = rows.adapter
+        if adapter is None or not (rows.fold and rows.lora):
+            return self.weight_vc
+        if HEAD not in adapter.folded:
+            a, bt = adapter.compute.a[HEAD], adapter.compute.bt[HEAD]
+            adapter.folded[HEAD] = torch.addmm(self.weight_vc, bt.t(), a, alpha=adapter.scale)
+        return adapter.folded[HEAD]
 
     def _chunk_backward(
         self,
@@ -106,7 +118,7 @@ class Head:
         dlogits_tv = probs_tv.mul_(slope_tk.sum(-1, keepdim=True).neg_())
         dlogits_tv.scatter_add_(1, rows.targets_tk[span], slope_tk.to(dlogits_tv.dtype))
         dlogits_tv = dlogits_tv.to(self.weight_vc.dtype)
-        dhidden_nc = dlogits_tv @ self.weight_vc
+        dhidden_nc = dlogits_tv @ self._weight(rows)
         if low_rt is not None:
             adapter = rows.adapter
             assert adapter is not None
@@ -114,7 +126,8 @@ class Head:
             if rows.grads is not None:
                 add_product(rows.grads.bt[HEAD], low_rt, dlogits_tv, adapter.scale)
                 add_product(rows.grads.a[HEAD], dlow_rt, rows.hidden_tc[span], 1.0)
-            dhidden_nc.addmm_(dlow_rt.t(), adapter.compute.a[HEAD])
+            if not rows.fold:
+                dhidden_nc.addmm_(dlow_rt.t(), adapter.compute.a[HEAD])
         dhidden_tc[span] = dhidden_nc
 
     def _spans(self, rows: int) -> Iterator[slice]:

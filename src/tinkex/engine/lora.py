@@ -2,8 +2,9 @@
 
 Linears that read the same input (q, k, v; gate, up) form a `LoraGroup`: their weights become one matrix, of
 which the modules keep views, and a pass computes them together. Each run of tokens adds its own adapter's
-low-rank product, of whatever rank. Gradients of the factors are added in place to the buffers the plan
-names; autograd sees activations only.
+low-rank product, of whatever rank; or, where the plan says `fold`, its adapter's product is first added to
+the weights, which costs less than applying it to many tokens of a small model. Gradients of the factors are
+added in place to the buffers the plan names; autograd sees activations only.
 
 Shape letters: T tokens, I inputs, O outputs, R rank, M members of a group, V vocabulary.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .adapters import Adapter
 from .plan import Plan, PlanSlot, Segment
 
 HEAD = "lm_head"
@@ -65,6 +67,8 @@ class LoraGroup:
 
     def forward(self, x_ti: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """All outputs side by side, and per segment A's product with the input, `[members * R, tokens]`."""
+        if plan.fold:
+            return self._folded_forward(x_ti, plan), [None] * len(plan.segments)
         y_to = functional.linear(x_ti, self.weight_oi, self.bias_o)
         name = self.name
         lows: list[torch.Tensor | None] = []
@@ -97,34 +101,81 @@ class LoraGroup:
         need_dx: bool,
     ) -> torch.Tensor | None:
         """The input's gradient; each segment's factor gradients are added to its buffer."""
+        if plan.fold:
+            return self._folded_backward(x_ti, dy_to, plan, need_dx)
         dx_ti = torch.mm(dy_to, self.weight_oi) if need_dx else None
-        name = self.name
         for segment, low_rt in zip(plan.segments, lows, strict=True):
             if low_rt is None:
                 continue
-            adapter, grads = segment.adapter, segment.grads
+            adapter = segment.adapter
             assert adapter is not None
-            tensors, scale = adapter.compute, adapter.scale
             x, dy = (x_ti, dy_to) if len(plan.segments) == 1 else _rows(segment, x_ti, dy_to)
-            bts = tensors.group_bt[name]
-            if self.members == 1:
-                dlow_rt = functional.linear(bts[0], dy)
-                if grads is not None:
-                    add_product(grads.group_bt[name][0], low_rt, dy, scale)
-            else:
-                dlow_rt, at = torch.empty_like(low_rt), 0
-                for m, (start, end) in enumerate(self.columns):
-                    dy_m, rows = dy[:, start:end], slice(at, at + adapter.rank)
-                    torch.mm(bts[m], dy_m.t(), out=dlow_rt[rows])
-                    if grads is not None:
-                        add_product(grads.group_bt[name][m], low_rt[rows], dy_m, scale)
-                    at += adapter.rank
-            if grads is not None:
-                add_product(grads.group_a[name], dlow_rt, x, scale)
+            dlow_rt = self._factor_gradients(segment, x, dy, low_rt)
             if dx_ti is not None:
                 dx = dx_ti if len(plan.segments) == 1 else dx_ti[segment.start : segment.end]
-                dx.addmm_(dlow_rt.t(), tensors.group_a[name], alpha=scale)
+                dx.addmm_(dlow_rt.t(), adapter.compute.group_a[self.name], alpha=adapter.scale)
         return dx_ti
+
+    def _factor_gradients(
+        self, segment: Segment, x: torch.Tensor, dy: torch.Tensor, low_rt: torch.Tensor
+    ) -> torch.Tensor:
+        """Add one segment's factor gradients to its buffer; the gradient of A's product, not yet scaled."""
+        adapter, grads, name = segment.adapter, segment.grads, self.name
+        assert adapter is not None
+        scale, bts = adapter.scale, adapter.compute.group_bt[name]
+        if self.members == 1:
+            dlow_rt = functional.linear(bts[0], dy)
+            if grads is not None:
+                add_product(grads.group_bt[name][0], low_rt, dy, scale)
+        else:
+            dlow_rt, at = torch.empty_like(low_rt), 0
+            for m, (start, end) in enumerate(self.columns):
+                dy_m, rows = dy[:, start:end], slice(at, at + adapter.rank)
+                torch.mm(bts[m], dy_m.t(), out=dlow_rt[rows])
+                if grads is not None:
+                    add_product(grads.group_bt[name][m], low_rt[rows], dy_m, scale)
+                at += adapter.rank
+        if grads is not None:
+            add_product(grads.group_a[name], dlow_rt, x, scale)
+        return dlow_rt
+
+    def _folded_forward(self, x_ti: torch.Tensor, plan: Plan) -> torch.Tensor:
+        if len(plan.segments) == 1:
+            return functional.linear(x_ti, self.folded(plan.segments[0].adapter), self.bias_o)
+        y_to = torch.empty(x_ti.shape[0], self.weight_oi.shape[0], dtype=x_ti.dtype)
+        for segment in plan.segments:
+            x, y = _rows(segment, x_ti, y_to)
+            torch.mm(x, self.folded(segment.adapter).t(), out=y)
+        return y_to if self.bias_o is None else y_to.add_(self.bias_o)
+
+    def _folded_backward(
+        self, x_ti: torch.Tensor, dy_to: torch.Tensor, plan: Plan, need_dx: bool
+    ) -> torch.Tensor | None:
+        dx_ti = torch.empty(x_ti.shape, dtype=x_ti.dtype) if need_dx else None
+        for segment in plan.segments:
+            x, dy = (x_ti, dy_to) if len(plan.segments) == 1 else _rows(segment, x_ti, dy_to)
+            adapter = segment.adapter
+            if dx_ti is not None:
+                torch.mm(dy, self.folded(adapter), out=dx_ti[segment.start : segment.end])
+            if adapter is not None and segment.grads is not None and self.name in adapter.layout.groups:
+                low_rt = functional.linear(adapter.compute.group_a[self.name], x)
+                self._factor_gradients(segment, x, dy, low_rt)
+        return dx_ti
+
+    def folded(self, adapter: Adapter | None) -> torch.Tensor:
+        """The group's weight with an adapter's product in it, kept with the adapter until it changes."""
+        name = self.name
+        if adapter is None or name not in adapter.layout.groups:
+            return self.weight_oi
+        if name not in adapter.folded:
+            weight_oi = self.weight_oi.clone()
+            factors = adapter.compute.group_a[name].chunk(self.members)
+            for (start, end), a, bt in zip(
+                self.columns, factors, adapter.compute.group_bt[name], strict=True
+            ):
+                weight_oi[start:end].addmm_(bt.t(), a, alpha=adapter.scale)
+            adapter.folded[name] = weight_oi
+        return adapter.folded[name]
 
 
 def _rows(segment: Segment, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -54,6 +54,8 @@ class Plan:
     """A scalar that requires grad, when this pass will be followed by a backward pass."""
     checkpoint: bool = False
     """Keep only each layer's input for the backward pass and compute the rest again."""
+    fold: bool = False
+    """Add each adapter's product to the weights before use; for passes of many tokens on small models."""
     scratch: dict[Any, Any] = field(default_factory=dict)
     """Values computed once a pass and shared by its layers (index tensors on the device, for example)."""
 

@@ -28,7 +28,7 @@ from .packed_attention import packed_attention
 from .packing import Run, micro_batches
 from .plan import Plan, Segment
 
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}
+TOKEN_BUDGET = {"cpu": 1024, "cuda": 16384}
 
 
 @dataclass(slots=True)
@@ -196,6 +196,7 @@ class Trainer:
             tuple(bounds),
             anchor=torch.zeros((), device=self.base.device, requires_grad=True) if backward else None,
             checkpoint=self.checkpoint_activations,
+            fold=self.base.foldable and all(s.end - s.start >= self.base.hidden_size for s in segments),
         )
         spans = [_rows(parts[run.part].data, run) for run in batch]
         tokens = _joined([parts[r.part].data.tokens_t[s] for r, s in zip(batch, spans, strict=True)])
@@ -206,18 +207,15 @@ class Trainer:
         dhidden = torch.empty_like(values) if backward else None
         for run, segment, span in zip(batch, segments, spans, strict=True):
             here = slice(segment.start, segment.end)
-            self._score(
-                parts[run.part], run, span, values[here], None if dhidden is None else dhidden[here]
-            )
+            part = parts[run.part]
+            targets = part.data.targets_tk[span]
+            rows = Rows(values[here], targets, part.state.adapter, part.grads, plan.fold)
+            self._score(part, run, span, rows, None if dhidden is None else dhidden[here])
         if step is not None:
             step.backward(dhidden)
 
-    def _score(
-        self, part: _Part, run: Run, span: slice, hidden: torch.Tensor, dhidden: torch.Tensor | None
-    ) -> None:
-        targets = part.data.targets_tk[span]
+    def _score(self, part: _Part, run: Run, span: slice, rows: Rows, dhidden: torch.Tensor | None) -> None:
         inputs = {name: x[span] for name, x in part.data.inputs_tk.items()}
-        rows = Rows(hidden, targets, part.state.adapter, part.grads)
         loss = part.loss
         if isinstance(loss, Loss) and not loss.by_sequence and dhidden is not None:
             part.logprobs.append(self._one_sweep(part, loss, rows, inputs, span, dhidden))
@@ -286,10 +284,12 @@ class Trainer:
 
     def _finish(self, part: _Part, elapsed: float) -> PartResult | PartFailure:
         lp = _joined(part.logprobs).cpu().numpy().astype(np.float32, copy=False)
-        total = float(torch.stack(part.sums).sum(dtype=_total_dtype(self.base.device)))
+        sums = torch.stack(part.sums) if part.sums else torch.zeros(1)
+        total = float(sums.sum(dtype=_total_dtype(self.base.device)))
         norm = 0.0 if part.grads is None else _norm(part.grads.flat)
         fault = part.fault or _not_finite(part, lp, total, norm)
         state = part.state
+        state.adapter.folded.clear()
         if fault is not None:
             state.spare = part.grads
             return _failure(fault)
