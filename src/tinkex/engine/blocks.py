@@ -43,6 +43,15 @@ def chain(parent: bytes, tokens: npt.NDArray[np.int32]) -> bytes:
     return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
+def chained(root: bytes, tokens: Sequence[int] | npt.NDArray[np.generic], size: int) -> list[bytes]:
+    """The names of all full blocks of a sequence."""
+    ids = np.ascontiguousarray(tokens, np.int32)
+    names: list[bytes] = []
+    for end in range(size, len(ids) + 1, size):
+        names.append(chain(names[-1] if names else root, ids[end - size : end]))
+    return names
+
+
 class BlockPool:
     """The free list, the reference counts and the names of a fixed number of blocks."""
 
@@ -70,17 +79,18 @@ class BlockPool:
 
     def open(self, root: bytes, tokens: Sequence[int] | npt.NDArray[np.generic], limit: int) -> Table:
         """A table that holds the longest committed prefix of `tokens`, of at most `limit` tokens."""
+        return self.find(root, chained(root, tokens[:limit], self.size))
+
+    def find(self, root: bytes, names: Sequence[bytes]) -> Table:
+        """A table that holds the committed blocks of these names, up to the first that is not there."""
         table = Table(root)
-        ids = np.ascontiguousarray(tokens, np.int32)
-        parent = root
-        for end in range(self.size, min(limit, len(ids)) + 1, self.size):
-            parent = chain(parent, ids[end - self.size : end])
-            block = self._found.get(parent)
+        for name in names:
+            block = self._found.get(name)
             if block is None:
                 break
             self._take(block)
             table.blocks.append(block)
-            table.names.append(parent)
+            table.names.append(name)
         return table
 
     def need(self, table: Table, start: int, end: int) -> int:

@@ -46,6 +46,8 @@ class Job:
     """Sequences that have not ended."""
     hit: int | None = None
     """Prompt tokens found in the cache when the job was first computed."""
+    names: list[bytes] | None = None
+    """The names of the prompt's full blocks, once they were needed."""
     lead: Table | None = None
     """The prompt's blocks, held until every sample has started."""
     last_hidden: torch.Tensor | None = None

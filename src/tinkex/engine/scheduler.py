@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
-import numpy as np
-
-from .blocks import BlockPool, Copy, OutOfBlocks, Table
+from .blocks import BlockPool, Copy, OutOfBlocks, Table, chained
 from .sampling_rows import Fill, Job, Row
+
+
+_LOOK_AHEAD = 64
+"""Waiting requests looked at in one pass; those behind them wait their turn."""
 
 
 @dataclass(slots=True)
@@ -243,12 +246,14 @@ class Scheduler:
                 return
             self._parked.popleft()
             self._fills.append(Fill(row, tokens, table, len(table.blocks) * self.pool.size))
-        for job in list(self._waiting):
+        for job in list(islice(self._waiting, _LOOK_AHEAD)):
             if self._full(work):
                 return
-            table = self.pool.open(job.root, job.prompt, job.cache_limit)
+            if job.names is None:
+                job.names = chained(job.root, job.prompt, self.pool.size)
+            table = self.pool.find(job.root, job.names[: job.cache_limit // self.pool.size])
             done = len(table.blocks) * self.pool.size
-            if self._computed_elsewhere(job, done):
+            if self._computed_elsewhere(job, len(table.blocks)):
                 self.pool.close(table)
                 continue
             if not self._room_for(table, len(job.prompt)):
@@ -269,16 +274,14 @@ class Scheduler:
         need = self.pool.need(table, len(table.blocks) * self.pool.size, tokens)
         return need + len(self.rows) <= self.pool.free
 
-    def _computed_elsewhere(self, job: Job, done: int) -> bool:
-        """Whether a prompt now being computed begins with more of this one than the cache has."""
-        for fill in self._fills:
-            if fill.job.root == job.root:
-                size = min(job.cache_limit, len(fill.tokens))
-                different = np.flatnonzero(fill.tokens[:size] != job.prompt[:size])
-                shared = int(different[0]) if different.size else size
-                if shared // self.pool.size * self.pool.size > done:
-                    return True
-        return False
+    def _computed_elsewhere(self, job: Job, found: int) -> bool:
+        """Whether a prompt now being computed begins with more of this one's blocks than were found."""
+        wanted = (job.names or [])[: job.cache_limit // self.pool.size]
+        # A block's name stands for everything before it too, so one comparison is enough.
+        return len(wanted) > found and any(
+            len(names) > found and names[found] == wanted[found]
+            for names in (fill.job.names or [] for fill in self._fills)
+        )
 
     def _plan_pieces(self, work: Pass) -> None:
         room = max(self.pass_tokens - len(self.rows), self.pass_tokens // 4)
