@@ -15,7 +15,6 @@ from itertools import islice
 from .blocks import BlockPool, Copy, OutOfBlocks, Table, chained
 from .sampling_rows import Fill, Job, Row
 
-
 _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
 
