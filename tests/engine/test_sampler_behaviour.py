@@ -288,3 +288,35 @@ def test_diverged_weights_fail_the_request_and_no_other(base, adapters):
     assert got.failed["bad"].category == "user"
     assert "not finite" in got.failed["bad"].text
     assert len(got.of("good")) == 5
+
+
+def test_a_tokenizer_that_fails_fails_its_request_alone(base):
+    def picky(tokens):
+        if len(tokens) > 3:
+            raise KeyError("no such token")
+        return spell(tokens)
+
+    sampler = Sampler(base, options=SamplerOptions(kv_bytes=4 << 20), detokenise=picky)
+    got = sample(
+        base,
+        request("text", PROMPT, 2, seed=1, max_tokens=20, stop=("never appears",)),
+        request("plain", PROMPT, seed=1, max_tokens=20, stop=()),
+        sampler=sampler,
+    )
+    assert got.failed["text"].category == "server"
+    assert len(got.of("plain")) == 20
+    assert sampler.pool.free == sampler.pool.count
+
+
+def test_a_pass_that_breaks_fails_its_requests_and_the_next_works(base, monkeypatch):
+    sampler = make(base)
+    sampler.submit(request("x", PROMPT, 2, max_tokens=20), None)
+    sampler.step()
+    monkeypatch.setattr(base, "hidden_states", lambda *_: 1 / 0)
+    (answer,) = sampler.step()
+    assert (answer.category, answer.request_id) == ("server", "x")
+    assert "ZeroDivisionError" in answer.text
+    monkeypatch.undo()
+    assert not sampler.busy
+    assert sampler.pool.free == sampler.pool.count
+    assert len(sample(base, request("y", PROMPT, max_tokens=4, stop=()), sampler=sampler).of("y")) == 4

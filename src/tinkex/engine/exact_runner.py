@@ -55,7 +55,8 @@ class ExactRunner:
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
-        self.cache.scrub(blocks)
+        with torch.inference_mode():
+            self.cache.scrub(blocks)
 
     def _piece(self, piece: PieceWork) -> None:
         size, device = self.cache.block_size, self.base.device

@@ -87,9 +87,10 @@ class Runner:
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
-        self.cache.scrub(blocks)
-        if self.slots.dense is not None:
-            self.slots.dense.scrub()
+        with torch.inference_mode():
+            self.cache.scrub(blocks)
+            if self.slots.dense is not None:
+                self.slots.dense.scrub()
         self._batch, self.slots.occupants = None, []
 
     def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:

@@ -6,6 +6,7 @@ and it knows nothing of training.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,7 @@ from .sampling_rows import Job, Row
 from .scheduler import Pass, Scheduler
 from .stopping import Detokenise, StopRule, token_budget
 
+log = logging.getLogger(__name__)
 _KV_SHARE = 0.3
 _EXACT_PIECE = 32
 
@@ -103,39 +105,55 @@ class Sampler:
         work = self.scheduler.next()
         if work is None:
             return []
-        jobs = [row.job for row in (*work.rows, *work.starts)] + [piece.fill.job for piece in work.pieces]
         try:
             found = self.runner.run(work)
         except Exception as error:
+            log.exception("a sampling pass failed")
+            jobs = [row.job for row in (*work.rows, *work.starts)] + [p.fill.job for p in work.pieces]
             return self._fail(jobs, "server", f"sampling failed: {type(error).__name__}: {error}")
-        answers = self._fail_broken(work, found)
-        if answers:
-            alive = self.scheduler.jobs
-            found = found.take(
-                [i for i, row in enumerate(found.rows) if row.job.request.request_id in alive]
-            )
-            work.starts = [row for row in work.starts if row.job.request.request_id in alive]
-            work.pieces = [piece for piece in work.pieces if piece.fill.job.request.request_id in alive]
+        answers = self._fail_broken(found)
         if self.options.deterministic:
             # Rows that catch up with what they drew before they gave up their blocks draw nothing new.
             found = found.take([i for i, row in enumerate(found.rows) if row.length == row.computed])
-        ended: list[int] = []
-        reasons: list[int] = []
-        for row, token in zip(found.rows, found.tokens, strict=True):
-            reason = row.watch.see(token)
-            if reason is not None:
-                ended.append(row.stream)
-                reasons.append(reason)
+        ended, unreadable = self._read(found)
+        answers += self._fail(unreadable, "server", "the tokens drawn could not be turned into text")
+        if answers:
+            found = self._leave_out_failed(work, found)
         over = self.scheduler.settle(work, set(ended))
         for job in over:
             if not job.budget:
-                ended += range(job.first_stream, job.first_stream + job.request.num_samples)
-                reasons += [LENGTH] * job.request.num_samples
+                streams = range(job.first_stream, job.first_stream + job.request.num_samples)
+                ended.update(dict.fromkeys(streams, LENGTH))
         self.tokens_drawn += len(found.tokens)
         if found.tokens or ended:
-            answers.append(self._token_step(found, ended, reasons))
+            answers.append(self._token_step(found, ended))
         answers += [self._done(job) for job in over]
         return answers
+
+    def _read(self, found: Outcome) -> tuple[dict[int, int], list[Job]]:
+        """Append the tokens to their rows; why streams end, and requests whose text cannot be read."""
+        ended: dict[int, int] = {}
+        unreadable: list[Job] = []
+        for row, token in zip(found.rows, found.tokens, strict=True):
+            try:
+                reason = row.watch.see(token)
+            except Exception:
+                log.exception(
+                    "request %s: a token could not be turned into text", row.job.request.request_id
+                )
+                unreadable.append(row.job)
+                continue
+            if reason is not None:
+                ended[row.stream] = reason
+        return ended, unreadable
+
+    def _leave_out_failed(self, work: Pass, found: Outcome) -> Outcome:
+        """Forget what failed requests had in a pass."""
+        alive = self.scheduler.jobs
+        work.starts = [row for row in work.starts if row.job.request.request_id in alive]
+        work.pieces = [piece for piece in work.pieces if piece.fill.job.request.request_id in alive]
+        rows = enumerate(found.rows)
+        return found.take([i for i, row in rows if row.job.request.request_id in alive])
 
     def _job(self, request: Sample, adapter: Adapter | None) -> Job:
         vocab, params, scores = self.base.vocab_size, request.params, request.scores
@@ -180,7 +198,7 @@ class Sampler:
             job.cache_limit = min(job.cache_limit, job.scores.first_hidden)
         return job
 
-    def _token_step(self, found: Outcome, ended: list[int], reasons: list[int]) -> TokenStep:
+    def _token_step(self, found: Outcome, ended: dict[int, int]) -> TokenStep:
         top: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = [None, None, None]
         if found.top_tokens is not None and found.top_logprobs is not None:
             wants = np.array([row.job.request.scores.topk_sample for row in found.rows])
@@ -194,8 +212,8 @@ class Sampler:
             found.streams,
             np.array(found.tokens, np.int32),
             found.logprobs,
-            np.array(ended, np.int64),
-            np.array(reasons, np.uint8),
+            np.fromiter(ended, np.int64, len(ended)),
+            np.fromiter(ended.values(), np.uint8, len(ended)),
             *top,
         )
 
@@ -203,7 +221,7 @@ class Sampler:
         scores = job.scores.answer() if job.scores is not None else {}
         return SampleDone(self.epoch, job.request.request_id, job.hit or 0, **scores)
 
-    def _fail_broken(self, work: Pass, found: Outcome) -> list[Answer]:
+    def _fail_broken(self, found: Outcome) -> list[Answer]:
         """Fail requests whose model gives no numbers; the others' rows are not touched by it."""
         broken = ~np.isfinite(found.logprobs)
         if not broken.any():
