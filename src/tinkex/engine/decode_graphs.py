@@ -1,0 +1,173 @@
+"""Decode steps as recorded CUDA graphs: one launch replays a whole pass over the layers.
+
+A graph is recorded for a number of rows and a context width, both rounded up; padding rows write to the
+cache's sink and read its blank place. Everything a graph reads that changes from step to step lies in
+buffers it was recorded with: tokens, positions, block tables, and the adapter, whose factors are copied
+into a slot of its shape when another one (or another version) is decoded. Batches that mix adapters, and
+models with experts, are run without a graph.
+
+Shape letters: R rows of the graph, W blocks a row, C hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .adapters import Adapter, LoraTensors
+from .base_model import BaseModel
+from .kv_cache import KvCache
+from .paged_attention import PagedBatch, paged_attention
+from .plan import Plan, Segment
+
+if TYPE_CHECKING:
+    from .decode_batch import DecodeBatch
+    from .sampling_rows import Row
+
+_FEWEST_BLOCKS = 16
+_WARM_RUNS = 2
+
+
+class AdapterSlot:
+    """A buffer of an adapter's shape that stands in for whichever adapter was copied into it last."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.layout, self.rank, self.scale = adapter.layout, adapter.rank, adapter.scale
+        flat = adapter.compute.flat
+        self.compute = LoraTensors(self.layout, self.rank, torch.empty_like(flat))
+        self._held: tuple[int, int] | None = None
+
+    def take(self, adapter: Adapter) -> None:
+        """Copy an adapter's factors in, unless they are there already."""
+        name = (id(adapter), adapter.version)
+        if self._held != name:
+            self.compute.flat.copy_(adapter.compute.flat)
+            self._held = name
+
+
+@dataclass(slots=True)
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    ids_r: torch.Tensor
+    positions_r: torch.Tensor
+    places_r: torch.Tensor
+    blocks_rw: torch.Tensor
+    hidden_rc: torch.Tensor
+
+
+class DecodeGraphs:
+    """The graphs of one base model and cache, recorded when first needed."""
+
+    def __init__(self, base: BaseModel, cache: KvCache) -> None:
+        self.base, self.cache = base, cache
+        self._slots: dict[tuple[int, int, float], AdapterSlot] = {}
+        self._graphs: dict[tuple[int, int, int | None], _Recorded] = {}
+        self._pool: Any = None
+        # What graphs read must outlive their recording.
+        self._offsets = torch.arange(cache.block_size, device=base.device)
+        self._rows: list[Row] | None = None
+        self._filled: _Recorded | None = None
+        self._table: npt.NDArray[np.int64] = np.empty((0, 0), np.int64)
+        decoder = base.decoder
+        self.usable = (
+            base.device.type == "cuda"
+            and decoder is not None
+            and all(layer.dense for layer in decoder.layers)
+        )
+
+    def fits(self, batch: DecodeBatch) -> bool:
+        """Whether these rows can be decoded by a graph: all of one adapter."""
+        return self.usable and len(batch.segments) == 1
+
+    def run(self, batch: DecodeBatch) -> torch.Tensor:
+        """Hidden states of a decode step of rows that fit, good until the next step."""
+        slot = self._slot(batch.segments[0].adapter)
+        rows = _rounded(len(batch.rows))
+        width = max(_rounded(-(-batch.paged.longest // self.cache.block_size)), _FEWEST_BLOCKS)
+        key = (rows, width, None if slot is None else id(slot))
+        recorded = self._graphs.get(key)
+        if recorded is None:
+            recorded = self._graphs[key] = self._record(rows, width, slot)
+        self._fill(recorded, batch, width)
+        recorded.graph.replay()
+        return recorded.hidden_rc[: len(batch.rows)]
+
+    def _slot(self, adapter: Adapter | None) -> AdapterSlot | None:
+        if adapter is None:
+            return None
+        key = (id(adapter.layout), adapter.rank, adapter.scale)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = AdapterSlot(adapter)
+        slot.take(adapter)
+        return slot
+
+    def _fill(self, recorded: _Recorded, batch: DecodeBatch, width: int) -> None:
+        """Put this step's numbers where the graph reads them."""
+        count = len(batch.rows)
+        recorded.ids_r[:count].copy_(batch.ids_r)
+        recorded.positions_r[:count].copy_(batch.positions_r)
+        recorded.places_r[:count].copy_(batch.paged.places_t)
+        same = self._filled is recorded and self._rows is batch.rows
+        entering = np.flatnonzero(batch.positions % self.cache.block_size == 0) if same else None
+        if entering is not None and not entering.size:
+            return
+        if not same:
+            # Padding rows read the blank block at position 0 and write to the sink.
+            self._rows, self._filled = batch.rows, recorded
+            self._table = np.full((len(recorded.ids_r), width), self.cache.blocks, np.int64)
+            recorded.positions_r[count:].zero_()
+            recorded.places_r[count:].fill_(self.cache.sink)
+        for i in range(count) if entering is None else entering.tolist():
+            held = batch.rows[i].table
+            assert held is not None
+            blocks = held.blocks[:width]
+            self._table[i, : len(blocks)] = blocks
+        recorded.blocks_rw.copy_(torch.from_numpy(self._table))
+
+    def _record(self, rows: int, width: int, slot: AdapterSlot | None) -> _Recorded:
+        device = self.base.device
+        whole = torch.int64
+        ids_r = torch.zeros(rows, dtype=whole, device=device)
+        positions_r = torch.zeros(rows, dtype=whole, device=device)
+        places_r = torch.full((rows,), self.cache.sink, dtype=whole, device=device)
+        blocks_rw = torch.full((rows, width), self.cache.blocks, dtype=whole, device=device)
+        offsets = self._offsets
+
+        def once() -> torch.Tensor:
+            table_rl = (blocks_rw[:, :, None] * self.cache.block_size + offsets).view(rows, -1)
+            paged = PagedBatch(
+                self.cache,
+                places_r,
+                rows=rows,
+                positions_r=positions_r,
+                shortest=1,
+                longest=width * self.cache.block_size,
+                table_rl=table_rl,
+            )
+            plan = Plan(paged_attention, (Segment(slot, 0, rows),), (0, rows), paged)  # type: ignore[arg-type]
+            return self.base.hidden_states(ids_r[None], positions_r[None], plan)
+
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_RUNS):
+                once()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            hidden_rc = once()
+        return _Recorded(graph, ids_r, positions_r, places_r, blocks_rw, hidden_rc)
+
+
+def _rounded(count: int) -> int:
+    """The next power of two, or beyond 64 the next multiple of 32: few graphs, little padding."""
+    if count > 64:
+        return -(-count // 32) * 32
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,203 @@
+"""The engine's loop: take messages in, give training and sampling their turns, hand answers out.
+
+Operations on models run one at a time in the order they came. Sampling requests run beside them on frozen
+weights, so neither waits for the other longer than one micro-batch or one decode step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from .base_model import BaseModel
+from .checkpoints import save_sampler
+from .faults import EngineFault
+from .messages import (
+    BASE_VERSION,
+    Answer,
+    AskStats,
+    Cancel,
+    Failed,
+    Request,
+    Sample,
+    Stats,
+)
+from .operations import Operations, Work, read_sampler
+from .sampler import Sampler, SamplerOptions
+from .sampler_weights import SamplerWeights
+from .stopping import Detokenise
+from .time_share import TimeShare
+from .trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is run; None is chosen from the device."""
+
+    deterministic: bool = False
+    sampler: SamplerOptions = field(default_factory=SamplerOptions)
+    train_share: float = 0.5
+    token_budget: int | None = None
+    checkpoint_activations: bool = False
+    max_rank: int = 1024
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    folder: Path | None = None
+    """Where cold training states and ephemeral sampler weights are kept; without it, in memory."""
+    keep_ephemeral: int = 8
+    keep_seconds: float = 6 * 3600.0
+    resident_samplers: int = 32
+
+
+class Engine:
+    """One base model with its models, frozen versions and running samples."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        *,
+        epoch: int = 0,
+        options: EngineOptions | None = None,
+        detokenise: Detokenise | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.base, self.epoch = base, epoch
+        self.options = options = options or EngineOptions()
+        folder = options.folder
+        self.weights = SamplerWeights(
+            base.device,
+            lambda adapter, path: save_sampler(path, adapter),
+            read_sampler(base),
+            folder=None if folder is None else folder / "sampler",
+            keep=options.keep_ephemeral,
+            keep_seconds=options.keep_seconds,
+            resident=options.resident_samplers,
+            clock=clock,
+        )
+        self.operations = Operations(
+            base,
+            Trainer(
+                base,
+                token_budget=options.token_budget,
+                checkpoint_activations=options.checkpoint_activations,
+                deterministic=options.deterministic,
+            ),
+            self.weights,
+            epoch=epoch,
+            max_rank=options.max_rank,
+            device_bytes=options.device_bytes or _device_bytes(base.device),
+            host_bytes=options.host_bytes,
+            folder=None if folder is None else folder / "states",
+        )
+        chosen = options.sampler
+        if options.deterministic != chosen.deterministic:
+            chosen = replace(chosen, deterministic=options.deterministic)
+        self.sampler = Sampler(base, epoch, chosen, detokenise)
+        self._share = TimeShare(options.train_share)
+        self._queue: deque[Request] = deque()
+        self._running: tuple[str, Work] | None = None
+        self._spent = {"train": 0.0, "sample": 0.0}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return self._running is not None or bool(self._queue) or self.sampler.busy
+
+    def submit(self, message: Request) -> list[Answer]:
+        """Take a message in; what can be answered at once."""
+        name = message.request_id
+        if message.epoch != self.epoch:
+            text = f"the message is of engine epoch {message.epoch}, this engine is epoch {self.epoch}"
+            return [Failed(self.epoch, name, "server", text)]
+        if isinstance(message, Sample):
+            return [self._admit(message)]
+        if isinstance(message, Cancel):
+            found = self.sampler.cancel(name)
+            return [Failed(self.epoch, name, "user", "the request was cancelled")] if found else []
+        if isinstance(message, AskStats):
+            return [Stats(self.epoch, name, self.figures())]
+        self._queue.append(message)
+        return []
+
+    def _admit(self, message: Sample) -> Answer:
+        try:
+            adapter = None if message.version == BASE_VERSION else self.weights.get(message.version)
+            return self.sampler.submit(message, adapter)
+        except Exception as error:
+            return self._failed(message.request_id, error)
+
+    def step(self) -> list[Answer]:
+        """One micro-batch, one operation or one decode step, whoever's turn it is."""
+        training = self._running is not None or bool(self._queue)
+        side = self._share.choose(train=training, sample=self.sampler.busy)
+        if side is None:
+            return []
+        started = time.perf_counter()
+        answers = self._operate() if side == "train" else self.sampler.step()
+        seconds = time.perf_counter() - started
+        self._share.spent(side, seconds)
+        self._spent[side] += seconds
+        return answers
+
+    def close(self) -> None:
+        """Finish what is being written in the background."""
+        self.weights.close()
+
+    def figures(self) -> dict[str, float | int | str | bool | None]:
+        """What the engine holds and has done."""
+        scheduler, pool = self.sampler.scheduler, self.sampler.pool
+        return {
+            "device": str(self.base.device),
+            "dtype": str(self.base.dtype).removeprefix("torch."),
+            "deterministic": self.options.deterministic,
+            "models": len(self.operations.pool),
+            "sampler_versions": len(self.weights),
+            "sampler_versions_in_memory": self.weights.in_memory,
+            "operations_queued": len(self._queue) + (self._running is not None),
+            "samples_queued": scheduler.queued,
+            "rows": len(scheduler.rows),
+            "blocks": pool.count,
+            "blocks_free": pool.free,
+            "blocks_cached": pool.cached,
+            "preemptions": scheduler.preemptions,
+            "tokens_drawn": self.sampler.tokens_drawn,
+            "train_seconds": self._spent["train"],
+            "sample_seconds": self._spent["sample"],
+        }
+
+    def _operate(self) -> list[Answer]:
+        """Go on with the running operation, or begin the next."""
+        if self._running is None:
+            message = self._queue.popleft()
+            self._running = (message.request_id, self.operations.start(message))
+        name, work = self._running
+        try:
+            next(work)
+            return []
+        except StopIteration as end:
+            answer: Answer = end.value
+        except Exception as error:
+            answer = self._failed(name, error)
+        self._running = None
+        return [answer]
+
+    def _failed(self, name: str, error: Exception) -> Failed:
+        if isinstance(error, EngineFault):
+            return Failed(self.epoch, name, error.category, str(error))
+        log.error("request %s failed", name, exc_info=error)
+        return Failed(self.epoch, name, "server", f"{type(error).__name__}: {error}")
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.2)
+    return 8 << 30

@@ -1,0 +1,185 @@
+"""What the engine does to models: create, train, step, save, load, export.
+
+Each operation is a generator that gives way between pieces of long work and ends with its answer. Names of
+models come from the control plane; where their tensors are is the pool's business, and sampling is not
+known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from .adapters import Adapter
+from .base_model import BaseModel
+from .checkpoints import load_sampler, load_state, save_state
+from .faults import UserFault
+from .messages import (
+    Answer,
+    CreateAdapter,
+    Done,
+    DropSampler,
+    Export,
+    LoadSampler,
+    LoadState,
+    OptimStep,
+    PartFailure,
+    PartResult,
+    SaveSampler,
+    SaveState,
+    Train,
+    TrainDone,
+    TrainPart,
+    Unload,
+)
+from .peft_format import CONFIG, export_peft, import_peft
+from .pool import AdapterPool
+from .sampler_weights import SamplerWeights
+from .trainer import Trainer, TrainState
+
+Work = Generator[None, None, Answer]
+OPTIMIZERS = ("adamw",)
+
+
+class Operations:
+    """The models of one engine."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        trainer: Trainer,
+        weights: SamplerWeights,
+        *,
+        epoch: int,
+        max_rank: int,
+        device_bytes: int,
+        host_bytes: int | None,
+        folder: Path | None,
+    ) -> None:
+        self.base, self.trainer, self.weights = base, trainer, weights
+        self.epoch, self.max_rank = epoch, max_rank
+        self.pool: AdapterPool[TrainState] = AdapterPool(
+            base.device,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
+            folder=folder,
+            write=lambda path, state: save_state(path, state, with_gradient=True),
+            read=lambda path: load_state(path, base),
+        )
+        self._handlers: dict[type, Callable[[Any], Answer | Work]] = {
+            CreateAdapter: self._create,
+            LoadState: self._load,
+            Train: self._train,
+            OptimStep: self._optim_step,
+            SaveState: self._save,
+            SaveSampler: self._save_sampler,
+            LoadSampler: self._load_sampler,
+            Export: self._export,
+            Unload: self._unload,
+            DropSampler: self._drop_sampler,
+        }
+
+    def start(self, message: object) -> Work:
+        """The work a message asks for; nothing of it is done before the first step."""
+        found = self._handlers[type(message)](message)
+        return (yield from found) if isinstance(found, Generator) else found
+
+    def _state(self, model: str) -> TrainState:
+        if model not in self.pool:
+            raise UserFault(f"no model {model!r} here: create or load it first")
+        return self.pool.get(model)
+
+    def _done(self, request_id: str, **facts: float | int | str | bool | None) -> Done:
+        return Done(self.epoch, request_id, facts)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 1 <= rank <= self.max_rank:
+            raise UserFault(f"rank must be between 1 and {self.max_rank}, got {rank}")
+
+    def _create(self, message: CreateAdapter) -> Answer:
+        if message.optimizer not in OPTIMIZERS:
+            raise UserFault(f"optimizer {message.optimizer!r} is not supported; {OPTIMIZERS[0]!r} is")
+        if message.model in self.pool:
+            raise UserFault(f"model {message.model!r} exists already")
+        self._check_rank(message.rank)
+        adapter = self.base.new_adapter(
+            message.rank,
+            seed=message.seed,
+            attn=message.train_attn,
+            mlp=message.train_mlp,
+            unembed=message.train_unembed,
+        )
+        self.pool.add(message.model, TrainState(adapter))
+        size = adapter.layout.per_rank * adapter.rank
+        return self._done(message.request_id, rank=adapter.rank, parameters=size, seed=adapter.seed)
+
+    def _load(self, message: LoadState) -> Answer:
+        folder = Path(message.path)
+        if (folder / CONFIG).is_file():
+            if message.with_optimizer:
+                raise UserFault("a PEFT adapter has no optimizer state; load its weights alone")
+            state = TrainState(import_peft(folder, self.base))
+        else:
+            state = load_state(folder, self.base, with_optimizer=message.with_optimizer)
+        self._check_rank(state.adapter.rank)
+        self.pool.add(message.model, state)
+        return self._done(message.request_id, rank=state.adapter.rank, step=state.steps)
+
+    def _train(self, message: Train) -> Work:
+        if not message.parts:
+            raise UserFault("a pass needs at least one part")
+        names = list(dict.fromkeys(part.model for part in message.parts if part.model in self.pool))
+        held = dict(zip(names, self.pool.use(names), strict=True))
+        parts = [(held[part.model], part) for part in message.parts if part.model in held]
+        results = iter((yield from self.trainer.by_micro_batch(parts))) if parts else iter(())
+        answers: list[PartResult | PartFailure] = [
+            next(results) if part.model in held else self._unknown(part) for part in message.parts
+        ]
+        return TrainDone(self.epoch, message.request_id, tuple(answers))
+
+    def _unknown(self, part: TrainPart) -> PartFailure:
+        return PartFailure("user", f"no model {part.model!r} here: create or load it first")
+
+    def _optim_step(self, message: OptimStep) -> Answer:
+        metrics = self.trainer.optim_step(self._state(message.model), message.params)
+        return Done(self.epoch, message.request_id, {}, metrics)
+
+    def _save(self, message: SaveState) -> Answer:
+        state = self._state(message.model)
+        size = save_state(message.path, state, with_optimizer=message.with_optimizer)
+        return self._done(message.request_id, path=message.path, bytes=size, step=state.steps)
+
+    def _save_sampler(self, message: SaveSampler) -> Answer:
+        path = None if message.path is None else Path(message.path)
+        version = self.weights.freeze(message.model, self._state(message.model).adapter, path)
+        return self._done(message.request_id, version=version, path=message.path)
+
+    def _load_sampler(self, message: LoadSampler) -> Answer:
+        version = self.weights.load(Path(message.path))
+        return self._done(message.request_id, version=version, path=message.path)
+
+    def _export(self, message: Export) -> Answer:
+        size = export_peft(message.path, self._state(message.model).adapter)
+        return self._done(message.request_id, path=message.path, bytes=size)
+
+    def _unload(self, message: Unload) -> Answer:
+        if message.model not in self.pool:
+            raise UserFault(f"no model {message.model!r} here")
+        self.pool.drop(message.model)
+        return self._done(message.request_id)
+
+    def _drop_sampler(self, message: DropSampler) -> Answer:
+        self.weights.drop(message.version)
+        return self._done(message.request_id)
+
+
+def read_sampler(base: BaseModel) -> Callable[[Path], Adapter]:
+    """How sampler weights come back from a folder: ours, or PEFT's."""
+
+    def read(folder: Path) -> Adapter:
+        if (folder / CONFIG).is_file():
+            return import_peft(folder, base)
+        return load_sampler(folder, base)
+
+    return read

@@ -1,0 +1,179 @@
+"""Runs sampling passes: lays a pass out as tensors, calls the model, scores prompts and draws tokens.
+
+Everything that depends on which rows are in the batch is made once and kept while the rows stay the same,
+so that a decode step is the model's own work and a handful of small operations. Which rows those are is the
+scheduler's decision.
+
+Shape letters: T tokens of the pass, R decoded rows, C hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .adapter_stack import AdapterStacks
+from .adapters import Adapter
+from .base_model import BaseModel
+from .decode_batch import DecodeBatch, Slots, places_of
+from .decode_graphs import DecodeGraphs
+from .kv_cache import DenseRows, KvCache
+from .paged_attention import PagedBatch, Piece, paged_attention
+from .plan import Plan, Segment, join_segments
+from .sampling_math import Drawn, draw
+from .sampling_rows import DrawRows, Job, Row
+from .scheduler import Pass, PieceWork
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a pass drew, in the order of its rows and then its starts."""
+
+    rows: list[Row]
+    streams: npt.NDArray[np.int64]
+    tokens: list[int]
+    logprobs: npt.NDArray[np.float32]
+    top_tokens: npt.NDArray[np.int64] | None = None
+    top_logprobs: npt.NDArray[np.float32] | None = None
+
+    def take(self, keep: list[int]) -> Outcome:
+        """The outcome of some of the rows."""
+        if len(keep) == len(self.rows):
+            return self
+        return Outcome(
+            [self.rows[i] for i in keep],
+            self.streams[keep],
+            [self.tokens[i] for i in keep],
+            self.logprobs[keep],
+            None if self.top_tokens is None else self.top_tokens[keep],
+            None if self.top_logprobs is None else self.top_logprobs[keep],
+        )
+
+
+NOTHING = Outcome([], np.empty(0, np.int64), [], np.empty(0, np.float32))
+
+
+class Runner:
+    """Computes passes for one base model and one cache."""
+
+    def __init__(self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0) -> None:
+        self.base, self.cache = base, cache
+        self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
+        self.stacks = AdapterStacks(base)
+        self.graphs = DecodeGraphs(base, cache)
+        self._batch: DecodeBatch | None = None
+
+    def run(self, work: Pass) -> Outcome:
+        """One pass, from block copies to drawn tokens."""
+        with torch.inference_mode():
+            self.cache.copy(work.copies)
+            batch = self._decode_batch(work.rows)
+            pieces = [piece for piece in work.pieces if piece.end > piece.start]
+            hidden_tc = None
+            if pieces:
+                if batch is not None:
+                    batch.prepare()
+                hidden_tc = self._mixed(batch, pieces)
+                self._read_prompts(pieces, hidden_tc, len(work.rows))
+            elif batch is not None:
+                hidden_tc = self._decode(batch)
+            for row in work.rows:
+                row.computed += 1
+            return self._draw(work, batch, hidden_tc)
+
+    def scrub(self, blocks: Iterable[int]) -> None:
+        """Clear what requests with numbers that are not finite leave behind."""
+        with torch.inference_mode():
+            self.cache.scrub(blocks)
+            if self.slots.dense is not None:
+                self.slots.dense.scrub()
+        self._batch, self.slots.occupants = None, []
+
+    def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:
+        if not rows:
+            self._batch, self.slots.occupants = None, []
+            return None
+        if self._batch is None or self._batch.rows is not rows:
+            self._batch = DecodeBatch(rows, self.cache, self.slots, self.stacks, self.base)
+        return self._batch
+
+    def _decode(self, batch: DecodeBatch) -> torch.Tensor:
+        if self.graphs.fits(batch):
+            batch.prepare(contexts=False)
+            return self.graphs.run(batch)
+        batch.prepare()
+        return self.base.hidden_states(batch.ids_r[None], batch.positions_r[None], batch.plan)
+
+    def _mixed(self, batch: DecodeBatch | None, pieces: list[PieceWork]) -> torch.Tensor:
+        """Decoded rows and prompt pieces in one pass; hidden states in that order."""
+        device, size = self.base.device, self.cache.block_size
+        paged = PagedBatch(self.cache, torch.empty(0)) if batch is None else batch.paged
+        ids = [] if batch is None else [batch.ids_r]
+        positions = [] if batch is None else [batch.positions_r]
+        places = [] if batch is None else [paged.places_t]
+        segments = [] if batch is None else [*batch.segments]
+        start = paged.rows
+        laid_out: list[Piece] = []
+        for piece in pieces:
+            count = piece.end - piece.start
+            ids.append(torch.from_numpy(piece.fill.tokens[piece.start : piece.end]).long().to(device))
+            positions.append(torch.arange(piece.start, piece.end, device=device))
+            whole = torch.from_numpy(places_of(piece.fill.table, size, piece.end)).to(device)
+            places.append(whole[piece.start :])
+            laid_out.append(Piece(start, start + count, piece.start, whole if piece.start else None))
+            segments.append(Segment(piece.fill.job.adapter, start, start + count))
+            start += count
+        paged = replace(paged, places_t=torch.cat(places), pieces=tuple(laid_out))
+        plan = Plan(paged_attention, join_segments(segments), (0, start), paged)
+        return self.base.hidden_states(torch.cat(ids)[None], torch.cat(positions)[None], plan)
+
+    def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
+        """Score prompts, and keep the state that first tokens are drawn from."""
+        for piece in pieces:
+            end = start + piece.end - piece.start
+            owner = piece.fill.owner
+            if isinstance(owner, Job):
+                if owner.scores is not None:
+                    owner.scores.take(piece.start, hidden_tc[start:end], scorer(self.base, owner.adapter))
+                if piece.last:
+                    owner.last_hidden = hidden_tc[end - 1 : end].clone()
+            start = end
+
+    def _draw(self, work: Pass, batch: DecodeBatch | None, hidden_tc: torch.Tensor | None) -> Outcome:
+        rows = len(work.rows)
+        if not rows and not work.starts:
+            return NOTHING
+        if not work.starts:
+            assert batch is not None
+            assert hidden_tc is not None
+            draws, segments = batch.draws, batch.segments
+            hidden_rc = hidden_tc if len(hidden_tc) == rows else hidden_tc[:rows]
+        else:
+            draws = DrawRows([*work.rows, *work.starts], self.base.vocab_size, self.base.device)
+            firsts = [Segment(row.adapter, rows + i, rows + i + 1) for i, row in enumerate(work.starts)]
+            segments = join_segments([*(batch.segments if batch else ()), *firsts])
+            states = [row.job.last_hidden for row in work.starts]
+            decoded = [hidden_tc[:rows]] if hidden_tc is not None else []
+            hidden_rc = torch.cat([*decoded, *(state for state in states if state is not None)])
+        drawn = draw(self.base.logits(hidden_rc, segments), draws.params, draws.numbers())
+        if batch is not None:
+            batch.advance(drawn.tokens_r if len(drawn.tokens_r) == rows else drawn.tokens_r[:rows])
+        return outcome(draws, drawn)
+
+
+def scorer(base: BaseModel, adapter: Adapter | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What turns hidden states of one adapter's tokens into logits."""
+    return lambda hidden_nc: base.logits(hidden_nc, (Segment(adapter, 0, len(hidden_nc)),))
+
+
+def outcome(draws: DrawRows, drawn: Drawn) -> Outcome:
+    """Bring a draw to the host."""
+    found = Outcome(draws.rows, draws.streams, drawn.tokens_r.tolist(), drawn.logprobs_r.cpu().numpy())
+    if drawn.top_tokens_rk is not None and drawn.top_logprobs_rk is not None:
+        found.top_tokens = drawn.top_tokens_rk.cpu().numpy()
+        found.top_logprobs = drawn.top_logprobs_rk.cpu().numpy()
+    return found

@@ -1,0 +1,239 @@
+"""Weights frozen for sampling: named by their content, kept in memory while used, dropped when stale.
+
+Saving copies the adapter, so that nothing which happens to the model later changes what is sampled. Weights
+saved to a folder stay loadable from it. Ephemeral ones are written in the background, if there is a folder
+for them, and leave memory first; each model keeps its newest `keep` and any used within `keep_seconds`, and
+sampling from a dropped one fails with a text that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from .adapters import Adapter
+from .faults import ServerFault, UserFault
+
+log = logging.getLogger(__name__)
+Write = Callable[[Adapter, Path], object]
+Read = Callable[[Path], Adapter]
+REMEMBERED = 4096
+"""Dropped versions whose names are remembered, for a better text."""
+
+
+@dataclass(slots=True)
+class Frozen:
+    """One version: where it is now and who keeps it."""
+
+    version: str
+    used: float
+    adapter: Adapter | None = None
+    path: Path | None = None
+    ephemeral_of: set[str] = field(default_factory=set)
+    durable: bool = False
+    """Saved under a name or loaded from a folder: never dropped for its age."""
+    writing: Future[None] | None = None
+
+
+class SamplerWeights:
+    """All frozen versions of one engine."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        write: Write,
+        read: Read,
+        *,
+        folder: Path | None = None,
+        keep: int = 8,
+        keep_seconds: float = 6 * 3600.0,
+        resident: int = 32,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.device, self._write, self._read, self.folder = device, write, read, folder
+        self.keep, self.keep_seconds, self.resident, self._clock = keep, keep_seconds, resident, clock
+        self._versions: OrderedDict[str, Frozen] = OrderedDict()
+        self._newest: dict[str, list[str]] = {}
+        self._dropped: OrderedDict[str, str] = OrderedDict()
+        self._writer: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    @property
+    def in_memory(self) -> int:
+        """Versions whose tensors are held."""
+        return sum(entry.adapter is not None for entry in self._versions.values())
+
+    def freeze(self, model: str, adapter: Adapter, path: Path | None) -> str:
+        """Copy a model's weights as they are now; the version they are sampled by."""
+        version = digest(adapter)
+        entry = self._versions.get(version) or Frozen(version, self._clock())
+        if entry.adapter is None:
+            entry.adapter = slim(adapter.frozen())
+        if path is not None:
+            self._write(entry.adapter, path)
+            entry.path, entry.durable = path, True
+        self._versions[version] = entry
+        self._dropped.pop(version, None)
+        self._touch(entry)
+        if path is None:
+            self._keep_ephemeral(model, entry)
+        self._make_room(entry)
+        return version
+
+    def load(self, path: Path) -> str:
+        """Take in weights from a folder."""
+        adapter = slim(self._read(path))
+        version = digest(adapter)
+        entry = self._versions.setdefault(version, Frozen(version, self._clock()))
+        entry.adapter = entry.adapter or adapter
+        entry.path, entry.durable = path, True
+        self._touch(entry)
+        self._make_room(entry)
+        return version
+
+    def get(self, version: str) -> Adapter:
+        """The weights of a version, brought back to the device if they had left it."""
+        entry = self._versions.get(version)
+        if entry is None:
+            reason = self._dropped.get(version)
+            if reason is not None:
+                raise UserFault(reason)
+            raise UserFault(f"no sampler weights {version!r} here: save or load them first")
+        if entry.adapter is None:
+            assert entry.path is not None
+            try:
+                entry.adapter = slim(self._read(entry.path))
+            except (OSError, UserFault) as error:
+                raise ServerFault(f"sampler weights {version} could not be read back: {error}") from error
+            self._make_room(entry)
+        self._touch(entry)
+        entry.adapter.move(self.device)
+        return entry.adapter
+
+    def drop(self, version: str) -> None:
+        """Forget a version; rows already sampling from it go on."""
+        if self._versions.get(version) is None:
+            raise UserFault(f"no sampler weights {version!r} here")
+        self._drop(version, f"sampler weights {version} were unloaded")
+
+    def drop_stale(self) -> list[str]:
+        """Drop ephemeral versions that are neither among a model's newest nor used lately."""
+        now = self._clock()
+        stale = []
+        for model, versions in self._newest.items():
+            for version in versions[: -self.keep] if self.keep else list(versions):
+                entry = self._versions.get(version)
+                if entry is None:
+                    versions.remove(version)
+                elif now - entry.used >= self.keep_seconds:
+                    versions.remove(version)
+                    entry.ephemeral_of.discard(model)
+                    if not entry.ephemeral_of and not entry.durable:
+                        stale.append(version)
+        for version in stale:
+            self._drop(
+                version,
+                f"sampler weights {version} were dropped: the newest {self.keep} unnamed ones of a model"
+                f" and those used in the last {self.keep_seconds / 3600:g} h stay; save them under a name",
+            )
+        return stale
+
+    def settle(self) -> None:
+        """Wait for background writes; the first that failed raises."""
+        for entry in list(self._versions.values()):
+            if entry.writing is not None:
+                entry.writing.result()
+
+    def close(self) -> None:
+        """Finish background writes and stop their thread."""
+        if self._writer is not None:
+            self._writer.shutdown()
+
+    def _keep_ephemeral(self, model: str, entry: Frozen) -> None:
+        versions = self._newest.setdefault(model, [])
+        if entry.version in versions:
+            versions.remove(entry.version)
+        versions.append(entry.version)
+        entry.ephemeral_of.add(model)
+        if self.folder is not None and entry.path is None:
+            self._write_later(entry, self.folder / entry.version)
+        self.drop_stale()
+
+    def _write_later(self, entry: Frozen, path: Path) -> None:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="sampler-weights")
+        adapter = entry.adapter
+        assert adapter is not None
+
+        def write() -> None:
+            try:
+                if not path.exists():
+                    self._write(adapter, path)
+            except Exception:
+                log.exception("sampler weights %s could not be written; they stay in memory", entry.version)
+                raise
+            with self._lock:
+                entry.path = path
+
+        entry.writing = self._writer.submit(write)
+
+    def _touch(self, entry: Frozen) -> None:
+        entry.used = self._clock()
+        self._versions.move_to_end(entry.version)
+
+    def _make_room(self, newest: Frozen) -> None:
+        """Let go of the tensors unused for the longest, if a folder has them."""
+        held = self.in_memory
+        for entry in list(self._versions.values()):
+            if held <= self.resident:
+                return
+            if entry is newest or entry.adapter is None:
+                continue
+            with self._lock:
+                written = entry.path is not None
+            if written:
+                entry.adapter = None
+                held -= 1
+            elif self.device.type != "cpu" and entry.adapter.device == self.device:
+                # A copy moves: rows in the middle of a sequence go on with the one they have.
+                entry.adapter = slim(entry.adapter.frozen())
+                entry.adapter.move("cpu")
+
+    def _drop(self, version: str, reason: str) -> None:
+        entry = self._versions.pop(version)
+        self._dropped[version] = reason
+        if len(self._dropped) > REMEMBERED:
+            self._dropped.popitem(last=False)
+        if self.folder is not None and not entry.durable:
+            if entry.writing is not None:
+                entry.writing.exception()
+            shutil.rmtree(self.folder / version, ignore_errors=True)
+
+
+def slim(adapter: Adapter) -> Adapter:
+    """Keep an adapter only in the dtype it is sampled in; it is not trained any more."""
+    adapter.master = adapter.compute
+    return adapter
+
+
+def digest(adapter: Adapter) -> str:
+    """A name that follows from the numbers sampled with and their shape alone."""
+    found = hashlib.sha256()
+    sites = "\n".join(site.path for site in adapter.layout.sites)
+    found.update(f"{adapter.rank} {adapter.alpha} {adapter.dtype}\n{sites}\n".encode())
+    flat = adapter.compute.flat.detach().contiguous().cpu()
+    found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]

@@ -1,0 +1,337 @@
+"""Which rows and which pieces of prompts make up the next sampling pass.
+
+Requests wait in order of arrival. Between two steps finished rows leave and new ones join; prompts are
+computed in pieces beside the rows being decoded. When blocks run out the youngest gives its own back and is
+computed again later. A request whose beginning is being computed for another waits for it and then shares
+it. This module decides; the runner computes, and the engine reads the answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+
+from .blocks import BlockPool, Copy, OutOfBlocks, Table, chained
+from .sampling_rows import Fill, Job, Row
+
+_LOOK_AHEAD = 64
+"""Waiting requests looked at in one pass; those behind them wait their turn."""
+
+
+@dataclass(slots=True)
+class PieceWork:
+    """Tokens `start` to `end` of a prompt are computed in this pass."""
+
+    fill: Fill
+    start: int
+    end: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the prompt is whole after it."""
+        return self.end == len(self.fill.tokens)
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass: block copies first, then decoded rows and prompt pieces together, then first tokens."""
+
+    rows: list[Row]
+    """The same list object for as long as the rows stay the same."""
+    copies: list[Copy] = field(default_factory=list)
+    pieces: list[PieceWork] = field(default_factory=list)
+    starts: list[Row] = field(default_factory=list)
+    """Rows that draw their first token, of jobs whose prompt is whole before or after this pass."""
+
+
+class Scheduler:
+    """The queue, the prompts being computed and the rows being decoded."""
+
+    def __init__(
+        self, pool: BlockPool, *, max_rows: int, pass_tokens: int, chunk: int | None = None
+    ) -> None:
+        """`chunk` (the determinism mode) computes prompts in pieces of exactly that many tokens."""
+        self.pool, self.max_rows, self.pass_tokens, self.chunk = pool, max_rows, pass_tokens, chunk
+        self.rows: list[Row] = []
+        self.jobs: dict[str, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._parked: deque[Row] = deque()
+        self._fills: list[Fill] = []
+        self._ready: list[Job] = []
+        self._unplaced: set[int] = set()
+        self._copies: list[Copy] = []
+        self.preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.jobs)
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not begun."""
+        return len(self._waiting)
+
+    def add(self, job: Job) -> None:
+        """Put a request at the end of the queue."""
+        self.jobs[job.request.request_id] = job
+        self._waiting.append(job)
+
+    def cancel(self, request_id: str) -> Job | None:
+        """Forget a request and free what it holds, at once."""
+        job = self.jobs.get(request_id)
+        if job is None:
+            return None
+        for row in self.rows:
+            if row.job is job:
+                self._close(row.table)
+                self._unplaced.discard(row.stream)
+        for fill in self._fills:
+            if fill.job is job:
+                self._close(fill.table)
+        if any(row.job is job for row in self.rows):
+            self.rows = arrange([row for row in self.rows if row.job is not job], self.rows)
+        self._parked = deque(row for row in self._parked if row.job is not job)
+        self._fills = [fill for fill in self._fills if fill.job is not job]
+        self._forget(job)
+        return job
+
+    def blocks_of(self, job: Job) -> set[int]:
+        """Every block a request holds."""
+        tables = [row.table for row in self.rows if row.job is job]
+        tables += [fill.table for fill in self._fills if fill.job is job] + [job.lead]
+        return {block for table in tables if table is not None for block in table.blocks}
+
+    def next(self) -> Pass | None:
+        """The next pass, or None when there is nothing to compute."""
+        if not self.jobs:
+            return None
+        self._copies = []
+        size = self.pool.size
+        for row in self.rows:
+            if row.computed % size == 0 or row.stream in self._unplaced:
+                self._place(row)
+        if any(row.table is None for row in self.rows):
+            self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
+        work = Pass(self.rows, self._copies)
+        for job in self._ready:
+            self._begin(job, work)
+        if self._fills or self._parked or self._waiting:
+            self._admit(work)
+            self._plan_pieces(work)
+        return work
+
+    def settle(self, work: Pass, ended: set[int]) -> list[Job]:
+        """Take in what a pass has computed, `ended` being the streams that ended with it; jobs now over."""
+        joined: list[Row] = []
+        over: list[Job] = []
+        for piece in work.pieces:
+            fill = piece.fill
+            fill.done = piece.end
+            self.pool.commit(fill.table, fill.tokens[: fill.done])
+            if piece.last:
+                self._filled(fill, joined, over)
+        for row in work.starts:
+            if row.stream not in ended:
+                assert row.job.lead is not None
+                row.table = self.pool.fork(row.job.lead)
+                joined.append(row)
+        for job in [job for job in self._ready if not job.waiting]:
+            self._drop_lead(job)
+        if ended:
+            for row in (*self.rows, *work.starts):
+                if row.stream in ended:
+                    self._retire(row, over)
+        if joined or any(row.stream in ended for row in self.rows):
+            self._unplaced.update(row.stream for row in joined)
+            stay = [row for row in self.rows if row.stream not in ended]
+            self.rows = arrange(stay + joined, self.rows)
+        return over
+
+    def _begin(self, job: Job, work: Pass) -> None:
+        coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
+        room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
+        for _ in range(min(room, len(job.waiting)) if job.budget else 0):
+            work.starts.append(job.start(job.waiting.pop()))
+
+    def _filled(self, fill: Fill, joined: list[Row], over: list[Job]) -> None:
+        self._fills.remove(fill)
+        if isinstance(fill.owner, Row):
+            fill.owner.table, fill.owner.computed = fill.table, len(fill.tokens)
+            joined.append(fill.owner)
+        else:
+            fill.owner.lead = fill.table
+            self._ready.append(fill.owner)
+            if not fill.owner.budget:
+                over.append(fill.owner)
+                self._forget(fill.owner)
+
+    def _retire(self, row: Row, over: list[Job]) -> None:
+        if row.table is not None:
+            if self.chunk is None:
+                self.pool.commit(row.table, row.tokens(row.computed))
+            self.pool.close(row.table)
+        self._unplaced.discard(row.stream)
+        row.job.open -= 1
+        if not row.job.open:
+            over.append(row.job)
+            self._forget(row.job)
+
+    def _place(self, row: Row) -> None:
+        """Give a row the block its next token goes to, or park it."""
+        if row.table is None:
+            return
+        try:
+            while True:
+                try:
+                    self._copies += self.pool.reserve(row.table, row.computed, row.computed + 1)
+                    break
+                except OutOfBlocks:
+                    if not self._evict(row):
+                        self._park(row)
+                        break
+        finally:
+            self._unplaced.discard(row.stream)
+
+    def _evict(self, asker: Row | Fill) -> bool:
+        """Free the blocks of the youngest holder, unless that is the one who asks."""
+        holders: list[tuple[int, int, int, Job | Fill | Row]] = [
+            *((job.arrival, 2, 0, job) for job in self._ready),
+            *((fill.job.arrival, 1, n, fill) for n, fill in enumerate(self._fills)),
+            *((row.job.arrival, 0, row.index, row) for row in self.rows if row.table is not None),
+        ]
+        holder = max(holders, key=lambda found: found[:3])[3]
+        if holder is asker:
+            return False
+        if isinstance(holder, Row):
+            self._park(holder)
+        elif isinstance(holder, Fill):
+            self._drop_fill(holder)
+        else:
+            self._drop_lead(holder)
+            self._waiting.appendleft(holder)
+        return True
+
+    def _park(self, row: Row) -> None:
+        self.preemptions += 1
+        self._close(row.table)
+        row.table = None
+        self._unplaced.discard(row.stream)
+        self._parked.appendleft(row)
+
+    def _drop_fill(self, fill: Fill) -> None:
+        self.pool.close(fill.table)
+        self._fills.remove(fill)
+        if isinstance(fill.owner, Row):
+            self._parked.appendleft(fill.owner)
+        else:
+            self._waiting.appendleft(fill.owner)
+
+    def _drop_lead(self, job: Job) -> None:
+        self._close(job.lead)
+        job.lead = job.last_hidden = None
+        self._ready.remove(job)
+
+    def _admit(self, work: Pass) -> None:
+        """Open contexts for parked rows, then for waiting requests, while rows and blocks allow."""
+        while self._parked and not self._full(work):
+            row = self._parked[0]
+            end = row.length - 1 if self.chunk is None else len(row.job.prompt)
+            tokens = row.tokens(end)
+            table = self.pool.open(row.job.root, tokens, end)
+            if not self._room_for(table, end):
+                self.pool.close(table)
+                return
+            self._parked.popleft()
+            self._fills.append(Fill(row, tokens, table, len(table.blocks) * self.pool.size))
+        for job in list(islice(self._waiting, _LOOK_AHEAD)):
+            if self._full(work):
+                return
+            if job.names is None:
+                job.names = chained(job.root, job.prompt, self.pool.size)
+            table = self.pool.find(job.root, job.names[: job.cache_limit // self.pool.size])
+            done = len(table.blocks) * self.pool.size
+            if self._computed_elsewhere(job, len(table.blocks)):
+                self.pool.close(table)
+                continue
+            if not self._room_for(table, len(job.prompt)):
+                self.pool.close(table)
+                return
+            self._waiting.remove(job)
+            if job.hit is None:
+                job.hit = done
+            self._fills.append(Fill(job, job.prompt, table, done))
+
+    def _full(self, work: Pass) -> bool:
+        return len(self.rows) + len(work.starts) + len(self._fills) >= self.max_rows
+
+    def _room_for(self, table: Table, tokens: int) -> bool:
+        """Whether a context fits beside the rows, each of which may soon ask for one block more."""
+        if not self.rows and not self._fills:
+            return True
+        need = self.pool.need(table, len(table.blocks) * self.pool.size, tokens)
+        return need + len(self.rows) <= self.pool.free
+
+    def _computed_elsewhere(self, job: Job, found: int) -> bool:
+        """Whether a prompt now being computed begins with more of this one's blocks than were found."""
+        wanted = (job.names or [])[: job.cache_limit // self.pool.size]
+        # A block's name stands for everything before it too, so one comparison is enough.
+        return len(wanted) > found and any(
+            len(names) > found and names[found] == wanted[found]
+            for names in (fill.job.names or [] for fill in self._fills)
+        )
+
+    def _plan_pieces(self, work: Pass) -> None:
+        room = max(self.pass_tokens - len(self.rows), self.pass_tokens // 4)
+        for fill in list(self._fills):
+            if room <= 0:
+                return
+            if fill not in self._fills:
+                continue
+            end = min(len(fill.tokens), fill.done + (self.chunk or room))
+            if not self._reserve_piece(fill, end, work):
+                continue
+            piece = PieceWork(fill, fill.done, end)
+            work.pieces.append(piece)
+            room -= end - fill.done
+            if piece.last and isinstance(fill.owner, Job):
+                self._begin(fill.owner, work)
+
+    def _reserve_piece(self, fill: Fill, end: int, work: Pass) -> bool:
+        while True:
+            try:
+                self._copies += self.pool.reserve(fill.table, fill.done, end)
+                return True
+            except OutOfBlocks:
+                # While anything else moves blocks will come free; only else may a prompt push others out.
+                if work.rows or work.starts or work.pieces or not self._evict(fill):
+                    return False
+
+    def _close(self, table: Table | None) -> None:
+        if table is not None:
+            self.pool.close(table)
+
+    def _forget(self, job: Job) -> None:
+        self._close(job.lead)
+        job.lead = job.last_hidden = None
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job in self._ready:
+            self._ready.remove(job)
+        self.jobs.pop(job.request.request_id, None)
+
+
+def arrange(rows: list[Row], before: list[Row]) -> list[Row]:
+    """Rows of one adapter side by side; those that can stay at their place in `before` do."""
+    slots = {row.stream: slot for slot, row in enumerate(before)}
+    groups: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: slots.get(row.stream, len(before))):
+        groups.setdefault(id(row.adapter), []).append(row)
+    placed: list[Row] = []
+    for group in groups.values():
+        first, end = len(placed), len(placed) + len(group)
+        stay = {slots[row.stream]: row for row in group if first <= slots.get(row.stream, -1) < end}
+        move = [row for row in group if not first <= slots.get(row.stream, -1) < end]
+        placed += [stay[slot] if slot in stay else move.pop() for slot in range(first, end)]
+    return placed

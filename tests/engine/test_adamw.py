@@ -1,0 +1,67 @@
+"""AdamW against torch.optim.AdamW, its hyperparameters, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from tinkex.engine.adamw import AdamParams, AdamState, adamw_step, clip_to_norm
+from tinkex.engine.faults import UserFault
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.5])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_equals_torch_over_twenty_steps_of_changing_hyperparameters(clip, decay):
+    torch.manual_seed(0)
+    start = torch.randn(1000)
+    ours, theirs = start.clone(), torch.nn.Parameter(start.clone())
+    state = AdamState.zeros_like(ours)
+    optimizer = torch.optim.AdamW([theirs], foreach=False)
+    for step in range(20):
+        grads = torch.randn(1000) * (10 if step % 3 == 0 else 0.01)
+        rate = 1e-2 / (1 + step)
+        values = {"learning_rate": rate, "eps": 1e-8, "weight_decay": decay, "grad_clip_norm": clip}
+        params = AdamParams.given(values | {"beta2": 0.95 if step < 10 else 0.99})
+        norm = float(grads.norm())
+        adamw_step(ours, clip_to_norm(grads, norm, params.grad_clip_norm), state, params)
+        theirs.grad = grads.clone()
+        if clip:
+            torch.nn.utils.clip_grad_norm_([theirs], clip)
+        optimizer.param_groups[0].update(lr=rate, betas=(0.9, params.beta2), eps=1e-8, weight_decay=decay)
+        optimizer.step()
+        if clip:
+            torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(ours, theirs.detach())
+    assert state.step == 20
+
+
+def test_defaults_are_the_public_ones():
+    params = AdamParams.given({})
+    assert (params.learning_rate, params.beta1, params.beta2) == (1e-4, 0.9, 0.95)
+    assert (params.eps, params.weight_decay, params.grad_clip_norm) == (1e-12, 0.0, 0.0)
+    assert AdamParams.given({"type": "adamw", "weight_decay": None}) == params
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"type": "dimuon", "learning_rate": 1e-3}, "dimuon"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"beta1": 1.0}, "beta1"),
+        ({"eps": "small"}, "eps"),
+        ({"momentum": 0.9}, "momentum"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(values, text):
+    with pytest.raises(UserFault, match=text):
+        AdamParams.given(values)
+
+
+def test_clipping_only_ever_shrinks():
+    grads = torch.tensor([3.0, 4.0])
+    assert torch.equal(clip_to_norm(grads, 5.0, 10.0), grads)
+    assert clip_to_norm(grads, 5.0, 1.0).norm() == pytest.approx(1.0, abs=1e-6)
+    assert clip_to_norm(grads, 5.0, 0.0) is grads

@@ -1,0 +1,147 @@
+"""Frozen weights: named by content, kept by age and use, read back as they were."""
+
+import pytest
+import torch
+
+from tinkex.engine.base_model import BaseModel
+from tinkex.engine.checkpoints import load_sampler, save_sampler
+from tinkex.engine.faults import ServerFault, UserFault
+from tinkex.engine.sampler_weights import SamplerWeights, digest
+
+from .sampling_models import plain_model, trained_adapter
+
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def base(request):
+    return BaseModel(plain_model("llama", dtype=request.param))
+
+
+class Shelf:
+    """Weights with a clock that a test moves, and a count of folders read."""
+
+    def __init__(self, base, **options):
+        self.base, self.now, self.reads, self.broken = base, 0.0, 0, False
+        self.weights = SamplerWeights(base.device, self.write, self.read, clock=lambda: self.now, **options)
+
+    def write(self, adapter, path):
+        if self.broken:
+            raise OSError("disk full")
+        save_sampler(path, adapter)
+
+    def read(self, path):
+        self.reads += 1
+        return load_sampler(path, self.base)
+
+    def freeze(self, seed, model="m", path=None):
+        return self.weights.freeze(model, trained_adapter(self.base, 2, seed=seed), path)
+
+
+def test_the_newest_eight_stay_whatever_their_age_and_others_while_used(base):
+    shelf = Shelf(base)
+    versions = [shelf.freeze(seed) for seed in range(10)]
+    assert len(shelf.weights) == 10, "all were used within six hours: by being saved"
+    shelf.now = 5 * HOUR
+    shelf.weights.get(versions[0])
+    shelf.now = 7 * HOUR
+    versions.append(shelf.freeze(10))
+    kept = [v for v in versions if v in shelf.weights._versions]
+    assert kept == [versions[0], *versions[3:]]
+    with pytest.raises(UserFault, match=r"dropped: the newest 8 .* 6 h stay; save them under a name"):
+        shelf.weights.get(versions[1])
+    shelf.now = 100 * HOUR
+    shelf.weights.drop_stale()
+    assert [v for v in versions if v in shelf.weights._versions] == versions[3:]
+    assert shelf.freeze(1) == versions[1]
+    assert shelf.weights.get(versions[1]), "saved again, a dropped version is back"
+
+
+def test_models_do_not_push_each_other_out(base):
+    shelf = Shelf(base, keep=1, keep_seconds=0.0)
+    first = shelf.freeze(1, model="a")
+    for seed in range(2, 6):
+        shelf.freeze(seed, model="b")
+    assert shelf.weights.get(first).rank == 2
+    assert len(shelf.weights) == 2
+
+
+def test_a_version_two_models_share_stays_while_either_keeps_it(base):
+    shelf = Shelf(base, keep=1, keep_seconds=0.0)
+    shared = shelf.freeze(1, model="a")
+    assert shelf.freeze(1, model="b") == shared
+    shelf.freeze(2, model="a")
+    assert shelf.weights.get(shared)
+    shelf.freeze(3, model="b")
+    with pytest.raises(UserFault, match="dropped"):
+        shelf.weights.get(shared)
+
+
+def test_named_weights_are_never_dropped_for_their_age(base, tmp_path):
+    shelf = Shelf(base, keep=1, keep_seconds=0.0)
+    named = shelf.freeze(1, path=tmp_path / "named")
+    for seed in range(2, 5):
+        shelf.freeze(seed)
+    assert shelf.weights.get(named)
+
+
+def test_what_was_frozen_does_not_follow_the_model(base):
+    shelf = Shelf(base)
+    adapter = trained_adapter(base, 2, seed=1)
+    version = shelf.weights.freeze("m", adapter, None)
+    before = shelf.weights.get(version).compute.flat.clone()
+    adapter.master.flat.add_(1.0)
+    adapter.refresh()
+    assert torch.equal(shelf.weights.get(version).compute.flat, before)
+    assert digest(adapter) != version == digest(shelf.weights.get(version))
+
+
+def test_weights_leave_memory_once_they_are_written_and_come_back_equal(base, tmp_path):
+    shelf = Shelf(base, folder=tmp_path, resident=2)
+    versions = [shelf.freeze(seed) for seed in range(3)]
+    shelf.weights.settle()
+    versions.append(shelf.freeze(3))
+    assert shelf.weights.in_memory == 2
+    assert shelf.reads == 0
+    for seed, version in enumerate(versions):
+        assert torch.equal(
+            shelf.weights.get(version).compute.flat, trained_adapter(base, 2, seed=seed).compute.flat
+        )
+    assert shelf.reads > 0
+    assert Shelf(base).weights.load(tmp_path / versions[0]) == versions[0]
+    shelf.weights.close()
+
+
+def test_weights_that_cannot_be_written_stay_in_memory(base, tmp_path):
+    shelf = Shelf(base, folder=tmp_path, resident=1)
+    shelf.broken = True
+    versions = [shelf.freeze(seed) for seed in range(3)]
+    with pytest.raises(OSError, match="disk full"):
+        shelf.weights.settle()
+    assert shelf.weights.in_memory == 3
+    assert all(shelf.weights.get(version) for version in versions)
+    with pytest.raises(OSError, match="disk full"):
+        shelf.freeze(9, path=tmp_path / "named")
+    assert len(shelf.weights) == 3
+
+
+def test_weights_lost_on_disk_are_the_engines_fault(base, tmp_path):
+    shelf = Shelf(base, folder=tmp_path, resident=1)
+    lost = shelf.freeze(1)
+    shelf.weights.settle()
+    shelf.freeze(2)
+    (tmp_path / lost / "adapter.safetensors").unlink()
+    with pytest.raises(ServerFault, match="could not be read back"):
+        shelf.weights.get(lost)
+
+
+def test_unknown_and_unloaded_versions_say_so(base):
+    shelf = Shelf(base)
+    with pytest.raises(UserFault, match="save or load them first"):
+        shelf.weights.get("nothing")
+    version = shelf.freeze(1)
+    shelf.weights.drop(version)
+    with pytest.raises(UserFault, match="were unloaded"):
+        shelf.weights.get(version)
+    with pytest.raises(UserFault, match="no sampler weights"):
+        shelf.weights.drop(version)

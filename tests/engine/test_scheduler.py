@@ -1,0 +1,165 @@
+"""The scheduler alone, over a memory that holds token numbers: always progress, right contexts, no leak."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.engine.blocks import BlockPool, root_of
+from tinkex.engine.messages import Sample, SamplingParams
+from tinkex.engine.sampling_rows import Job
+from tinkex.engine.scheduler import Scheduler, arrange
+from tinkex.engine.stopping import StopRule
+
+SIZE = 4
+
+
+class Machine:
+    """A scheduler and what a runner would do, with tokens in place of keys and values."""
+
+    def __init__(self, blocks, **options):
+        self.pool = BlockPool(blocks, SIZE)
+        self.scheduler = Scheduler(self.pool, **options)
+        self.memory = np.full((blocks, SIZE), -1)
+        self.arrivals = 0
+        self.finished = {}
+
+    def add(self, name, prompt, samples, budget, version="v"):
+        prompt = np.array(prompt, np.int32)
+        request = Sample(0, name, version, prompt, samples, SamplingParams(max_tokens=budget))
+        self.arrivals += 1
+        job = Job(
+            request,
+            None,
+            root_of(version, ""),
+            prompt,
+            budget,
+            StopRule(frozenset(), ()),
+            seed=self.arrivals,
+            first_stream=self.arrivals * 1000,
+            arrival=self.arrivals,
+            cache_limit=len(prompt) - 1,
+        )
+        self.scheduler.add(job)
+        return job
+
+    def write(self, table, position, token):
+        block = table.blocks[position // SIZE]
+        assert not self.pool.shared(block)
+        self.memory[block, position % SIZE] = token
+
+    def context(self, table, end):
+        return [int(self.memory[table.blocks[p // SIZE], p % SIZE]) for p in range(end)]
+
+    def step(self):
+        work = self.scheduler.next()
+        for source, target in work.copies:
+            self.memory[target] = self.memory[source]
+        assert work.rows or work.pieces or work.starts, "an empty pass: nothing can move"
+        for row in work.rows:
+            assert self.context(row.table, row.computed) == row.tokens(row.computed).tolist()
+            self.write(row.table, row.computed, row.token(row.computed))
+            row.computed += 1
+        for piece in work.pieces:
+            fill = piece.fill
+            if self.scheduler.chunk:
+                assert piece.start % self.scheduler.chunk == 0
+            assert self.context(fill.table, piece.start) == fill.tokens[: piece.start].tolist()
+            for position in range(piece.start, piece.end):
+                self.write(fill.table, position, fill.tokens[position])
+        ended = set()
+        for row in (*work.rows, *work.starts):
+            if row.length == row.computed:
+                token = (row.stream * 31 + row.length * 7) % 50
+                if row.watch.see(token) is not None:
+                    ended.add(row.stream)
+                    self.finished.setdefault(row.job.request.request_id, {})[row.index] = list(
+                        row.watch.tokens
+                    )
+        assert len(self.scheduler.rows) <= self.scheduler.max_rows
+        return self.scheduler.settle(work, ended)
+
+
+jobs = st.tuples(
+    st.lists(st.integers(0, 1), min_size=1, max_size=18),
+    st.integers(1, 5),
+    st.integers(0, 14),
+    st.sampled_from("vw"),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(jobs, min_size=1, max_size=9),
+    st.integers(8, 30),
+    st.integers(1, 6),
+    st.sampled_from([3, 8, 64]),
+    st.booleans(),
+    st.data(),
+)
+def test_every_request_ends_and_every_context_is_right(asked, blocks, max_rows, pass_tokens, exact, data):
+    machine = Machine(blocks, max_rows=max_rows, pass_tokens=pass_tokens, chunk=SIZE if exact else None)
+    expected = {}
+    cancelled = set()
+    queue = list(enumerate(asked))
+    for _ in range(4000):
+        if queue and data.draw(st.booleans(), label="arrives"):
+            number, (prompt, samples, budget, version) = queue.pop()
+            machine.add(str(number), prompt, samples, budget, version)
+            expected[str(number)] = (samples, budget)
+        if not machine.scheduler.busy:
+            if not queue:
+                break
+            continue
+        if data.draw(st.integers(0, 19), label="cancel") == 0:
+            name = data.draw(st.sampled_from(sorted(machine.scheduler.jobs)))
+            machine.scheduler.cancel(name)
+            cancelled.add(name)
+            continue
+        machine.step()
+    assert not machine.scheduler.busy
+    assert machine.pool.free == machine.pool.count
+    for name, (samples, budget) in expected.items():
+        if name not in cancelled and budget:
+            assert sorted(machine.finished[name]) == list(range(samples))
+            assert all(len(tokens) == budget for tokens in machine.finished[name].values())
+
+
+def test_prompts_are_computed_beside_rows_in_pieces():
+    machine = Machine(40, max_rows=8, pass_tokens=8)
+    machine.add("row", [1] * 4, 1, 20)
+    machine.step()
+    machine.add("long", [0] * 30, 1, 1)
+    counts = []
+    while "long" not in machine.finished:
+        before = machine.scheduler.jobs["row"].open
+        work_rows = len(machine.scheduler.rows)
+        machine.step()
+        counts.append((before, work_rows))
+    assert len(counts) == 5
+    assert all(rows == 1 for _, rows in counts), "the decoded row takes part in every pass"
+
+
+@pytest.mark.parametrize("drop", [0, 2, 4])
+def test_rows_keep_their_places(drop):
+    machine = Machine(60, max_rows=8, pass_tokens=64)
+    for i in range(5):
+        machine.add(str(i), [1, i % 2], 1, 30)
+    while len(machine.scheduler.rows) < 5:
+        machine.step()
+    before = machine.scheduler.rows
+    machine.scheduler.cancel(before[drop].job.request.request_id)
+    after = machine.scheduler.rows
+    moved = [row for slot, row in enumerate(after) if before[slot] is not row]
+    assert len(after) == 4
+    assert len(moved) <= 1
+
+
+def test_rows_of_one_adapter_lie_side_by_side():
+    machine = Machine(60, max_rows=8, pass_tokens=64)
+    rows = [machine.add(str(i), [1], 1, 3).start(0) for i in range(6)]
+    kinds = [object(), object()]
+    for i, row in enumerate(rows):
+        row.job.adapter = kinds[i % 2]
+    placed = arrange(rows, [])
+    assert [row.adapter is placed[0].adapter for row in placed] == [True] * 3 + [False] * 3
