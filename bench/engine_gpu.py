@@ -6,6 +6,7 @@ Training: packed 8 x 1,024 tokens, LoRA rank 32 on attention, MLP and unembeddin
 optimizer step, through the engine's messages. Sampling: 64 rows, 128 prompt + 128 new tokens, from frozen
 adapter weights. Times are medians of wall time around a device synchronisation; memory is the peak of
 allocated bytes. The baseline row is a bare loop with the same tokens, rank and modules.
+Where nothing can be installed, put `src` and an unpacked peft wheel on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ import contextlib
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent.parent / "carry")]
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.engine import Engine, EngineOptions
-from tinkex.engine.sampler import SamplerOptions
 from tinkex.engine.messages import (
     CreateAdapter,
     Datum,
@@ -41,6 +38,7 @@ from tinkex.engine.messages import (
     Train,
     TrainPart,
 )
+from tinkex.engine.sampler import SamplerOptions
 
 SHAPES = {
     "8b": {
