@@ -192,25 +192,6 @@ def test_whatever_ends_a_wait_is_typed_and_still_a_value_error(status: int) -> N
 # ---- a component that fails
 
 
-def test_a_poller_that_dies_of_a_bug_takes_nobody_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinkex.client.poller import Poller
-
-    party = Everyone(config=BATCHED)
-    real, failures = Poller._ask, []
-
-    async def broken(self: Poller, reported: list[str]) -> Any:
-        if len(failures) < 3:
-            failures.append(1)
-            raise ZeroDivisionError("a bug")
-        return await real(self, reported)
-
-    monkeypatch.setattr(Poller, "_ask", broken)
-    for future in [party.sampler.sample(PROMPT, 1, SHORT) for _ in range(5)]:
-        assert future.result(WAIT).sequences
-    assert failures
-    assert party.sampler.sample(PROMPT, 1, SHORT).result(WAIT).sequences
-
-
 def test_one_client_s_end_in_the_middle_of_its_work_leaves_the_others_alone() -> None:
     party = Everyone(latency={"asample": 5.0})
     other = party.rig.client()
