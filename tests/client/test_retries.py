@@ -173,6 +173,13 @@ def test_the_servers_word_counts_in_every_layer(route: str, status: int, word: s
     assert len(party.rig.service.calls_to(route)) - before == tries
 
 
+def test_not_even_the_servers_word_ends_a_wait_that_is_only_told_to_ask_again() -> None:
+    party = Everyone()
+    headers, body = {"x-should-retry": "false"}, {"type": "try_again", "queue_state": "active"}
+    party.rig.service.faults.add("retrieve_future", status=408, headers=headers, body=body, times=3)
+    assert party.trainer.optim_step(ADAM).result(WAIT) is not None
+
+
 # ---- what ends a wait
 
 

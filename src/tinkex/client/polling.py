@@ -157,11 +157,11 @@ class _Wait:
         status = error.status_code if isinstance(error, APIStatusError) else None
         word = should_retry(error.response.headers) if isinstance(error, APIStatusError) else None
         self.patience.heard("try again" if status == 408 else f"HTTP {status}" if status else str(error))
-        if word is False:
-            raise error
-        if status == 408:
+        if status == 408:  # no failure, whatever else it says
             self._queue_state(error.body)
             await self._pause(asked)
+        elif word is False:
+            raise error
         elif status == 402:
             await self._billing_pause(error)
         elif status == 400:
