@@ -75,7 +75,7 @@ def test_a_wrong_base_is_refused_and_leaves_nothing(tmp_path):
 
 
 def write_gguf(path, plain, tokens, merges):
-    """A small Llama as llama.cpp would write it: q and k rows as rotary pairs, metadata, a BPE."""
+    """A small Llama as llama.cpp would write it: q and k rows as rotary pairs, metadata, byte-level BPE."""
     gguf = pytest.importorskip("gguf")
     config = plain.config
     writer = gguf.GGUFWriter(path, "llama")

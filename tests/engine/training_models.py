@@ -117,7 +117,7 @@ def peft_gradients(model, adapter):
 
 
 class ReferenceMoe(torch.nn.Module):
-    """Qwen3-MoE with LoRA by plain per-expert formulas: every expert has matrices of its own."""
+    """Qwen3-MoE with LoRA by plain formulas: every expert has weight matrices of its own."""
 
     def __init__(self, plain, adapter):
         super().__init__()

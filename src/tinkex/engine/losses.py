@@ -107,6 +107,7 @@ def _clipped(ratio: torch.Tensor, inputs: Inputs, settings: Settings) -> Values:
     return -torch.minimum(free, bound), slope
 
 
+# The API documents no default for dro's beta (its example has 0.05) nor for gspo's bounds (taken from ppo).
 _RATIO = ("logprobs", "advantages")
 LOSSES: dict[str, Loss] = {
     loss.name: loss

@@ -11,6 +11,7 @@ key/value heads, G = H / K, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from .plan import Plan
 SHORT = 128
 """Up to this length plain products win on a CPU."""
 
-CACHED = 1 << 17
+CACHED = 1 << 18
 """Scores a batch may have on a CPU, so that they stay in a core's cache from one step to the next."""
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -69,7 +70,7 @@ def attend(
     for batch in _batches(plan, q.shape[1]):
         run: Callable[..., _Tensors] = _short if batch.length <= SHORT else _long
         rows = batch.rows
-        mask = _mask(plan, batch.length, window, q)
+        mask = _mask(batch.length, window, q.shape[1] // k.shape[1], q.dtype)
         kept.append(run(batch, (q[rows], k[rows], v[rows]), scaling, mask, out[rows]))
     return out, kept
 
@@ -95,7 +96,7 @@ def attend_backward(
     for batch, one in zip(_batches(plan, q.shape[1]), kept, strict=True):
         run = _short_backward if batch.length <= SHORT else _long_backward
         rows = batch.rows
-        mask = _mask(plan, batch.length, window, q)
+        mask = _mask(batch.length, window, q.shape[1] // k.shape[1], q.dtype)
         given, grads = (q[rows], k[rows], v[rows]), (dq[rows], dk[rows], dv[rows])
         run(batch, given, out[rows], dout[rows], one, scaling, mask, grads)
     return dq, dk
@@ -210,9 +211,7 @@ def _short(
 ) -> _Tensors:
     heads = given[1].shape[1]
     q, k, v = (_by_head(x, batch, heads) for x in given)
-    groups = q.shape[1] // batch.length
-    added = mask if groups == 1 else mask.repeat(groups, 1)
-    scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=scaling)
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scaling)
     probs = torch.softmax(scores, dim=-1, out=scores)
     _by_token(torch.bmm(probs, v), batch, heads, out)
     return q, k, v, probs
@@ -281,19 +280,22 @@ def _long_backward(
             torch.sum(each.unflatten(2, (into.shape[1], -1)), dim=3, out=place)
 
 
-def _mask(plan: Plan, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+def _mask(length: int, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor | None:
     """What is added to the scores; None where the fused kernel's own causal mask is all there is."""
     if window is not None and length <= window:
         window = None
-    if length > SHORT and window is None:
-        return None
-    key = ("mask", length, window)
-    if key not in plan.scratch:
+    if length <= SHORT:
+        return _hidden_future(length, window, groups, dtype)
+    return None if window is None else _hidden_future(length, window, 1, dtype)
+
+
+@lru_cache(maxsize=256)
+def _hidden_future(length: int, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    # Made once for all passes, so never as a tensor that only inference may touch.
+    with torch.inference_mode(False):
         at = torch.arange(length)
         back = at[:, None] - at[None, :]
         hidden = (back < 0) if window is None else (back < 0) | (back >= window)
-        plan.scratch[key] = torch.zeros(length, length, dtype=like.dtype).masked_fill_(
-            hidden, float("-inf")
+        return (
+            torch.zeros(length, length, dtype=dtype).masked_fill_(hidden, float("-inf")).repeat(groups, 1)
         )
-    mask: torch.Tensor = plan.scratch[key]
-    return mask
