@@ -143,13 +143,17 @@ def main() -> None:
         print(json.dumps(medians, indent=2))
         return
     print(f"{'':40}{'official':>12}{'tinkex':>10}{'ratio':>9}{'goal':>9}")
+    missed = []
     for key, (label, unit, goal, better) in TARGETS.items():
         official, ours = medians["tinker"][key], medians["tinkex"][key]
         ratio = ours / official
         met = ratio <= goal if better == "lower" else ratio >= goal
         verdict = "met" if met else "MISSED"
+        missed += [] if met else [label]
         name = f"{label} ({unit})"
         print(f"{name:42}{official:>10.2f}{ours:>10.2f}{ratio:>9.3f}{goal:>9.3f}  {verdict}")
+    if missed:
+        sys.exit(f"goals missed: {', '.join(missed)}")
 
 
 if __name__ == "__main__":
