@@ -5,9 +5,8 @@ This module knows neither requests nor servers, only who waits since when, and w
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from typing import Self
 
 from ..errors import StuckError
 from ..net.clock import Clock
@@ -28,18 +27,18 @@ class Patience:
         self._heard: tuple[float, str] | None = None
         self._waiting: dict[int, Waiting] = {}  # the oldest first
 
-    @contextlib.contextmanager
-    def waiting(self, name: str, progress: Progress, request_id: str | None = None) -> Iterator[Waiting]:
-        """Wait for something, from now until the end of the block."""
-        now = self._clock.monotonic()
+    def waiting(self, name: str, progress: Progress, request_id: str | None = None) -> Waiting:
+        """Somebody who waits, in a `with` block."""
+        return Waiting(self, name, progress, request_id)
+
+    def _begin(self, one: Waiting) -> None:
+        one.since = self._clock.monotonic()
         if not self._waiting:
-            self._moved_at = now
-        one = Waiting(self, name, progress, request_id, now)
+            self._moved_at = one.since
         self._waiting[id(one)] = one
-        try:
-            yield one
-        finally:
-            del self._waiting[id(one)]
+
+    def _end(self, one: Waiting) -> None:
+        del self._waiting[id(one)]
 
     def moved(self) -> None:
         """A result came back, or a part of one."""
@@ -72,15 +71,20 @@ class Patience:
 
 
 class Waiting:
-    """Somebody who waits for one result."""
+    """Somebody who waits for one result, inside a `with` block."""
 
     __slots__ = ("_patience", "name", "progress", "request_id", "since")
 
-    def __init__(
-        self, patience: Patience, name: str, progress: Progress, request_id: str | None, since: float
-    ) -> None:
+    def __init__(self, patience: Patience, name: str, progress: Progress, request_id: str | None) -> None:
         self._patience, self.name, self.progress = patience, name, progress
-        self.request_id, self.since = request_id, since
+        self.request_id, self.since = request_id, 0.0
+
+    def __enter__(self) -> Self:
+        self._patience._begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patience._end(self)
 
     def __str__(self) -> str:
         return f"{self.name} {self.request_id or '(not accepted yet)'}"
