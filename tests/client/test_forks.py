@@ -16,7 +16,7 @@ from tinkex.testing.http_server import FakeServer
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 START = """
-import os, signal, sys, threading, tinkex, warnings
+import asyncio, os, signal, sys, threading, tinkex, traceback, warnings
 from tinkex import types
 warnings.simplefilter("ignore")
 url = sys.argv[1]
@@ -34,8 +34,9 @@ def in_child(work, *, exit=os._exit):
         code = 1
         try:
             code = work() or 0
-        finally:
-            exit(code)
+        except BaseException:
+            traceback.print_exc()
+        exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
 
@@ -110,7 +111,14 @@ def test_a_future_made_before_a_fork_fails_in_the_child_at_once(server: FakeServ
         server,
         """
         held = type(sampler.sample(prompt, 1, params))()
-        work = client.holder.start(__import__("asyncio").sleep(0.5, "late"))
+        go = threading.Event()
+
+        async def late():
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+            return "late"
+
+        work = client.holder.start(late())
         done = sampler.sample(prompt, 1, params)
         done.result(10)
 
@@ -122,6 +130,7 @@ def test_a_future_made_before_a_fork_fails_in_the_child_at_once(server: FakeServ
             print(len(done.result(5).sequences), held.done(), flush=True)
 
         print(in_child(look))
+        go.set()
         print(work.result(10))
         """,
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 from typing import Any
 
@@ -251,3 +254,22 @@ def test_calls_of_many_threads_on_one_model_lose_nothing() -> None:
     arrived = rig.service.seq_ids(trainer.model_id)
     assert sorted(set(arrived)) == list(range(1, max(arrived) + 1))
     assert len(arrived) >= 60
+
+
+def test_what_reads_results_is_imported_before_the_first_of_them_comes() -> None:
+    code = """
+    import sys, threading, tinkex
+    from tinkex import types
+
+    client = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x", telemetry=False)
+    client.get_server_capabilities()
+    print("numpy" in sys.modules)  # nothing that needs it was asked for
+    client.create_sampling_client(base_model="Qwen/Qwen3-8B")
+    print("numpy" in sys.modules, "tinkex.wire.tinker_public_pb2" in sys.modules)
+    """
+    with FakeServer(FakeService()) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), server.base_url],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr[-500:]

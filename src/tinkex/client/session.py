@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import importlib
 import itertools
 import logging
 import weakref
@@ -46,6 +47,7 @@ _REASONS: dict[str, ClientSessionFinishReason] = {
 }
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
+_readers_loaded = False
 
 
 class Session:
@@ -108,6 +110,7 @@ class Session:
     async def join(self) -> str:
         """The session's id, to use what was made in it; from now on this process sends heartbeats too."""
         await self.connection.settings()
+        await _load_readers()
         assert self._id is not None
         self._keep_alive()
         return self._id
@@ -182,6 +185,19 @@ class Session:
             )
         except Exception as error:  # at the interpreter's end all kinds of things may fail
             logger.info("the session's end could not be told to the server: %s", error)
+
+
+async def _load_readers() -> None:
+    """Import what results are read with: in a thread, before the first of them would hold up the loop."""
+    global _readers_loaded
+    if not _readers_loaded:
+        await asyncio.to_thread(_import_readers)
+        _readers_loaded = True
+
+
+def _import_readers() -> None:
+    importlib.import_module("numpy")
+    importlib.import_module("..wire.tinker_public_pb2", __package__)
 
 
 def task_failed(task: asyncio.Task[Any]) -> bool:
