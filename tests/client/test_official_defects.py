@@ -192,6 +192,20 @@ def test_a6_async_calls_do_not_block_the_callers_loop(sdk: Any, service: FakeSer
 
 
 @BOTH
+def test_a7_a_users_loss_does_not_run_on_the_sdks_loop(sdk: Any, server: Any) -> None:
+    pytest.importorskip("torch")
+    trainer = train(sdk, server)
+    threads: list[int] = []
+
+    def loss(data: list[Any], logprobs: list[Any]) -> Any:
+        threads.append(threading.get_ident())
+        return sum(each.sum() for each in logprobs), {}
+
+    trainer.forward_backward_custom(examples(sdk), loss).result(HANG)
+    assert threads == [threading.get_ident()]
+
+
+@BOTH
 def test_a8_a_forgotten_client_is_freed(sdk: Any, service: FakeService, server: Any) -> None:
     client = connect(sdk, server)
     client.create_sampling_client(base_model="Qwen/Qwen3-8B")
