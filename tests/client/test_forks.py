@@ -137,6 +137,28 @@ def test_a_future_made_before_a_fork_fails_in_the_child_at_once(server: FakeServ
     assert told.split() == ["True", "True", "False", "1", "True", "0", "late"]
 
 
+def test_a_stream_begun_before_a_fork_ends_in_the_child(server: FakeServer) -> None:
+    told = program(
+        server,
+        """
+        stream = sampler.sample_stream(prompt, types.SamplingParams(max_tokens=3))
+        many = sampler.sample_many([prompt] * 3, params)
+        next(many)
+
+        def read():
+            for each in (stream, many):
+                try:
+                    next(each)
+                except tinkex.ClientClosedError as error:
+                    print("fork" in str(error), flush=True)
+
+        print(in_child(read))
+        print(sum(len(item.tokens) for item in stream), len(list(many)))
+        """,
+    )
+    assert told.split() == ["True", "True", "0", "3", "2"]
+
+
 def test_locks_held_by_other_threads_do_not_hang_the_child(server: FakeServer) -> None:
     told = program(
         server,

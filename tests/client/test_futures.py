@@ -90,6 +90,21 @@ def test_standard_wrappers_work() -> None:
     assert asyncio.run(main()) == [1, 2, 3]
 
 
+def test_a_callback_that_hangs_does_not_keep_other_loops_waiting() -> None:
+    release = threading.Event()
+    hung = portal().start(value())
+    hung.result(WAIT)
+    module._callbacks.run(lambda _: release.wait(WAIT), hung)
+
+    async def main() -> Any:
+        return await asyncio.wait_for(asyncio.wrap_future(portal().start(value(4))), WAIT / 2)
+
+    try:
+        assert asyncio.run(main()) == 4
+    finally:
+        release.set()
+
+
 def test_a_wait_cannot_block_the_thread_that_has_to_produce_the_result() -> None:
     pending = portal().start(never())
 

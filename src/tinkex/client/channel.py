@@ -31,6 +31,7 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
         self._readers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._writer: asyncio.Future[None] | None = None
+        self._generation = portal().generation
 
     # ---- the writer, on the background loop
 
@@ -58,6 +59,7 @@ class Channel(Generic[T]):
 
     def get(self) -> T:
         """Take the next item, blocking until there is one; `EOFError` after the last."""
+        self._check_process()
         with self._changed:
             while not self._ready():
                 self._changed.wait()
@@ -65,6 +67,7 @@ class Channel(Generic[T]):
 
     async def get_async(self) -> T:
         """Take the next item, waiting until there is one; `EOFError` after the last."""
+        self._check_process()
         while True:
             with self._changed:
                 if self._ready():
@@ -78,8 +81,14 @@ class Channel(Generic[T]):
                 with self._changed, contextlib.suppress(ValueError):
                     self._readers.remove(reader)
 
+    def _check_process(self) -> None:
+        if self._generation != portal().generation:
+            raise ClientClosedError("this was begun before a fork; what comes is the parent's")
+
     def ready(self) -> bool:
         """Whether taking the next item would not block."""
+        if self._generation != portal().generation:
+            return True  # to an error
         with self._changed:
             return self._ready()
 

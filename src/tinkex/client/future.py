@@ -209,7 +209,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         for loop, waiter in bridges:
             _outbox.wake(loop, waiter)
         for callback in self._done_callbacks:
-            _callbacks.run(callback, self)
+            if getattr(callback, "__module__", None) == "asyncio.futures":
+                callback(
+                    self
+                )  # of `asyncio.wrap_future`: it only wakes a loop, and must not wait for others
+            else:
+                _callbacks.run(callback, self)
 
 
 _ENDED = (

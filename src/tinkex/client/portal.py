@@ -72,6 +72,8 @@ class Portal:
             if cleanup is not None:
                 cleanup()
             raise
+        if self._thread is not None:
+            future._own_thread = self._thread.ident  # which must never block on it
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -134,8 +136,6 @@ class Portal:
         cleanup: Callable[[], None] | None, on_error: Callable[[BaseException], object] | None,
     ) -> None:  # fmt: skip
         assert self._loop is not None
-        assert self._thread is not None
-        future._own_thread = self._thread.ident
         if future.cancelled():
             work.close()
             if cleanup is not None:
