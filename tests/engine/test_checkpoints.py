@@ -1,4 +1,4 @@
-"""Saved states continue bit for bit; sampler weights stay as they were; damage is refused."""
+"""Saved states go on bit for bit, sampler weights stay as they were, damage and strangers are refused."""
 
 import numpy as np
 import pytest
