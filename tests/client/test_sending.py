@@ -232,6 +232,30 @@ def test_hanging_samples_delay_neither_heartbeats_nor_training_nor_listings() ->
         client.close("success").result(WAIT)
 
 
+def test_polls_leave_files_to_open_for_everything_else() -> None:
+    code = """
+    import resource, sys, tinkex
+    from tinkex import types
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    client = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x", telemetry=False)
+    trainer = client.create_lora_training_client("Qwen/Qwen3-8B")
+    sampler = client.create_sampling_client(base_model="Qwen/Qwen3-8B")
+    prompt, params = types.ModelInput.from_ints([1]), types.SamplingParams(max_tokens=1)
+    samples = [sampler.sample(prompt, 1, params) for _ in range(400)]
+    trainer.optim_step(types.AdamParams(learning_rate=1e-4)).result(30)
+    print(sum(len(each.result(30).sequences) for each in samples))
+    print({name for name in client.metrics()["counters"] if name.startswith("unreachable")} or "")
+    """
+    pytest.importorskip("resource")
+    with FakeServer(FakeService(latency={"asample": 0.3})) as server:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), server.base_url],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.stdout.split() == ["400"], done.stdout + done.stderr[-500:]
+
+
 def test_calls_of_many_threads_on_one_model_lose_nothing() -> None:
     rig = Rig()
     trainer = rig.trainer()

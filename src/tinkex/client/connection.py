@@ -51,6 +51,7 @@ class Shared:
         self.training_bytes = Gate(ClientConfigResponse().fwdbwd_dispatch_bytes_semaphore_size)
         self.result_bytes = Gate(ClientConfigResponse().inflight_response_bytes_semaphore_size)
         self.rest = Gate(8)
+        self.sample_polls = Gate(_most_polls())
         weakref.finalize(self, _close_later, self.lanes, portal().generation).atexit = False
 
     def apply(self, settings: ClientConfigResponse) -> None:
@@ -58,6 +59,16 @@ class Shared:
         self.sampling_bytes.capacity = max(settings.sample_dispatch_bytes_semaphore_size, 1)
         self.training_bytes.capacity = max(settings.fwdbwd_dispatch_bytes_semaphore_size, 1)
         self.result_bytes.capacity = max(settings.inflight_response_bytes_semaphore_size, 1)
+
+
+def _most_polls() -> int:
+    """How many samples may be polled singly at once: each may hold a connection, which is an open file."""
+    try:
+        import resource
+    except ImportError:
+        return 400
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 10_000 if soft == resource.RLIM_INFINITY else max(int(soft * 0.4), 16)
 
 
 def _close_later(lanes: Lanes, generation: int) -> None:

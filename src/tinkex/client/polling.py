@@ -146,9 +146,13 @@ class _Wait:
         if self.iteration == 0 and self.submit_seconds is not None:
             headers[PROMISE_ROUNDTRIP] = str(self.submit_seconds)
         self.iteration += 1
-        return await self.connection.caller.once(
-            _RETRIEVE, body, headers=headers, result=True, timeout=seconds
+        ask = partial(
+            self.connection.caller.once, _RETRIEVE, body, headers=headers, result=True, timeout=seconds
         )
+        if self.origin.result is not SampleResponse:
+            return await ask()
+        async with self.connection.shared.sample_polls.hold():
+            return await ask()
 
     # ---- what is not a result
 
