@@ -159,6 +159,28 @@ def test_a_stream_begun_before_a_fork_ends_in_the_child(server: FakeServer) -> N
     assert told.split() == ["True", "True", "0", "3", "2"]
 
 
+def test_events_that_waited_at_a_fork_are_reported_once(server: FakeServer, service: FakeService) -> None:
+    program(
+        server,
+        """
+        talker = tinkex.ServiceClient(base_url=url, api_key="tml-x", telemetry=True)
+        talker.create_sampling_client(base_model="Qwen/Qwen3-8B")
+        talker.get_telemetry().log("before")
+
+        def report():
+            talker.get_telemetry().log("in the child")
+            talker.close("success").result(10)
+
+        print(in_child(report))
+        talker.close("success").result(10)
+        """,
+    )
+    events = [event for call in service.calls.to("telemetry") for event in call.json["events"]]
+    names = sorted(event["event_name"] for event in events if event["event"] == "GENERIC_EVENT")
+    assert names == ["before", "in the child"]
+    assert len({event["event_id"] for event in events}) == len(events)
+
+
 def test_locks_held_by_other_threads_do_not_hang_the_child(server: FakeServer) -> None:
     told = program(
         server,

@@ -140,6 +140,26 @@ def test_a_command_runs_once_for_many_and_again_after_a_while(commands: list[str
     assert commands == ["tinkex-credential"] * 2
 
 
+def test_at_the_interpreters_end_the_last_credential_has_to_do(
+    commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    async def main() -> None:
+        clock = FakeClock()
+        auth = keeper(clock, api_key=None, credential_command="x")
+        assert await auth.header() == "tml-printed-1"
+        await clock.advance(60)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert await auth.header() == "tml-printed-1"
+        fresh = keeper(clock, api_key=None, credential_command="x")
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await fresh.header()
+
+    run(main())
+
+
 def test_each_exchange_has_a_fresh_credential_from_the_command(commands: list[str]) -> None:
     async def main() -> None:
         clock = FakeClock()

@@ -154,6 +154,7 @@ class Telemetry:
         self._ended = self._closed = False
         self._numbers = itertools.count()
         self._queue: deque[TelemetryEvent] = deque()
+        self._generation = portal().generation
         self._sender = _Sender()
         self._last: weakref.ref[BaseException] | None = None
         self.dropped = 0
@@ -247,6 +248,9 @@ class Telemetry:
     def _put(self, event: TelemetryEvent, *, hurry: bool = False) -> bool:
         if self._closed or self._sender.refused:
             return False
+        if self._generation != portal().generation:
+            self._generation = portal().generation
+            self._queue.clear()  # what was waiting at a fork is sent by the parent
         if len(self._queue) >= MOST_EVENTS:
             self.dropped += 1
             if self.dropped == 1:

@@ -126,7 +126,12 @@ class Auth:
 
     async def _find(self) -> str:
         if self._config.credential_command is not None and self._from_command():
-            raw = await _off_the_loop(self.raw)
+            try:
+                raw = await _off_the_loop(self.raw)
+            except RuntimeError:  # the interpreter is ending, and starts neither threads nor commands
+                if self._raw is None:
+                    raise
+                return self._raw.reveal()
             self._raw, self._raw_until = Secret(raw), self._clock.monotonic() + _COMMAND_KEPT
             return raw
         # A key at hand needs no thread, nor one that was read from the login file before.
