@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tinkex.engine.base_model import BaseModel
 from tinkex.engine.faults import UserFault
 from tinkex.engine.messages import LENGTH, STOP, ScoreOptions
 from tinkex.engine.sampler import Sampler, SamplerOptions
@@ -320,3 +323,25 @@ def test_a_pass_that_breaks_fails_its_requests_and_the_next_works(base, monkeypa
     assert not sampler.busy
     assert sampler.pool.free == sampler.pool.count
     assert len(sample(base, request("y", PROMPT, max_tokens=4, stop=()), sampler=sampler).of("y")) == 4
+
+
+@pytest.mark.slow
+def test_exact_bits_do_not_depend_on_load_with_several_threads():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 4096}
+    base = BaseModel(Qwen3ForCausalLM(Qwen3Config(**shape, **heads, max_position_embeddings=512)).eval())
+    adapters = {str(rank): trained_adapter(base, rank, seed=rank) for rank in (4, 8)}
+    asks = [
+        request(str(i), p, version=["4", "8"][i % 2], seed=i, max_tokens=20 + i, stop=())
+        for i, p in enumerate(prompts(14, 3, 60, seed=8))
+    ]
+    torch.set_num_threads(2)
+    try:
+        together = sample(base, *asks, adapters=adapters, deterministic=True, kv_bytes=64 << 20)
+        for ask in asks:
+            alone = sample(base, ask, adapters=adapters, deterministic=True, kv_bytes=64 << 20)
+            assert alone.of(ask.request_id) == together.of(ask.request_id)
+            assert alone.logprobs_of(ask.request_id) == together.logprobs_of(ask.request_id)
+    finally:
+        torch.set_num_threads(1)

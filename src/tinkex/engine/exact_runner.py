@@ -38,7 +38,7 @@ class ExactRunner:
 
     def __init__(self, base: BaseModel, cache: KvCache) -> None:
         self.base, self.cache = base, cache
-        self._groups: dict[int, int] = {}
+        self._groups: dict[tuple[int, frozenset[str]], int] = {}
         # How many tokens an expert sees depends on all rows of a pass.
         self._alone = bool(getattr(base.config, "num_experts", 0))
 
@@ -137,6 +137,7 @@ class ExactRunner:
             shortest=0,
             longest=table.shape[1],
             table_rl=torch.from_numpy(table).to(device),
+            plain=True,
         )
         return self._hidden(torch.from_numpy(ids).to(device), positions_r, adapter, paged)
 
@@ -153,27 +154,44 @@ class ExactRunner:
         return found.take(list(range(len(rows))))
 
     def _group_size(self, adapter: Adapter | None) -> int:
-        rank = adapter.rank if adapter is not None else 0
-        if rank not in self._groups:
-            self._groups[rank] = GROUP if not self._alone and self._place_is_free(adapter) else 1
-            log.info("determinism: rank %d decodes %d rows at a time", rank, self._groups[rank])
-        return self._groups[rank]
+        shape = (0, frozenset[str]()) if adapter is None else (adapter.rank, adapter.parts)
+        if shape not in self._groups:
+            trial = None if adapter is None else _random_adapter(adapter)
+            self._groups[shape] = GROUP if not self._alone and self._place_is_free(trial) else 1
+            log.info("determinism: rank %d decodes %d rows at a time", shape[0], self._groups[shape])
+        return self._groups[shape]
 
     def _place_is_free(self, adapter: Adapter | None) -> bool:
-        """Whether rows keep their bits when they change places in a group."""
-        ids = np.arange(GROUP) % self.base.vocab_size
-        zeros = np.zeros(GROUP, np.int64)
-        # Each row needs a place of its own to read its key back from, even for a trial.
-        own = self.cache.blank + 1 + np.arange(GROUP)
-        table = np.repeat(own[:, None], CONTEXT, axis=1)
-        segments = (Segment(adapter, 0, GROUP),)
+        """Whether rows keep their bits when they change places in a group, in short and long contexts."""
+        cache = self.cache
+        start, end = cache.sink, cache.sink + cache.block_size
+        scratch = cache.pool_y2pkd[:, :, start:end]
+        scratch.copy_(torch.randn(scratch.shape, generator=torch.Generator().manual_seed(0)))
+        own = np.arange(start, start + GROUP)
+        random = np.random.default_rng(0)
+        ids = random.integers(0, self.base.vocab_size, GROUP)
+        free = True
+        for length in (CONTEXT, 8 * CONTEXT):
+            last = min(length, self.base.context_length) - 1
+            positions = np.maximum(last - np.arange(GROUP), 0)
+            table = random.integers(start + GROUP, end, (GROUP, length))
+            table[np.arange(GROUP), positions] = own
+            found = []
+            for turn in range(GROUP):
+                order = np.roll(np.arange(GROUP), turn)
+                hidden = self._group_hidden(ids[order], positions[order], own[order], table[order], adapter)
+                logits = self.base.logits(hidden, (Segment(adapter, 0, GROUP),))
+                found.append(logits[torch.from_numpy(np.argsort(order)).to(logits.device)])
+            free = free and all(torch.equal(found[0], other) for other in found[1:])
+        cache.scrub(())
+        return free
 
-        def logits(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-            hidden = self._group_hidden(ids[order], zeros, own[order], table[order], adapter)
-            return self.base.logits(hidden, segments)[torch.from_numpy(np.argsort(order))]
 
-        straight = logits(np.arange(GROUP))
-        return all(torch.equal(straight, logits(np.roll(np.arange(GROUP), n))) for n in range(1, GROUP))
+def _random_adapter(like: Adapter) -> Adapter:
+    """An adapter of the same shape that does something; a verdict must not depend on anyone's weights."""
+    size = like.layout.per_rank * like.rank
+    flat = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 0.02
+    return Adapter(like.layout, like.rank, seed=0, device=like.device, dtype=like.dtype, flat=flat)
 
 
 def join(found: list[Outcome]) -> Outcome:

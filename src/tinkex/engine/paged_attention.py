@@ -49,6 +49,8 @@ class PagedBatch:
     dense: DenseRows | None = None
     targets: torch.Tensor | None = None
     pieces: tuple[Piece, ...] = ()
+    plain: bool = False
+    """Decode by plain products: a fused kernel may round a row otherwise at another place in the batch."""
 
 
 def paged_attention(
@@ -99,13 +101,14 @@ def _decode(
         k_rlkd, v_rlkd = batch.cache.read(layer, batch.table_rl[:, first:])
         k_rkld, v_rkld = k_rlkd.transpose(1, 2), v_rlkd.transpose(1, 2)
     mask_rl = _decode_mask(plan, batch, first, window)
-    if batch.dense is not None and q_rhd.dtype == torch.float32:
-        # Two batched matmuls: on a CPU faster than the fused kernel at one token a row.
+    if batch.plain or (batch.dense is not None and q_rhd.dtype == torch.float32):
+        # Two batched products: on a CPU also faster than the fused kernel at one token a row.
         q_xgd = (q_rhd * scaling).view(rows * kv_heads, -1, size)
-        scores_xgl = torch.bmm(q_xgd, k_rkld.flatten(0, 1).transpose(1, 2))
+        scores_xgl = torch.bmm(q_xgd, k_rkld.flatten(0, 1).transpose(1, 2)).float()
         if mask_rl is not None:
             scores_xgl.view(rows, -1, scores_xgl.shape[-1]).add_(mask_rl[:, None])
-        return torch.bmm(torch.softmax(scores_xgl, -1), v_rkld.flatten(0, 1)).view(rows, heads, size)
+        weights_xgl = torch.softmax(scores_xgl, -1).to(v_rkd.dtype)
+        return torch.bmm(weights_xgl, v_rkld.flatten(0, 1)).view(rows, heads, size)
     # The query heads of a group stand where several tokens of a sequence would: no key is repeated.
     out_rkgd = functional.scaled_dot_product_attention(
         q_rhd.reshape(rows, kv_heads, -1, size),
