@@ -188,6 +188,18 @@ def test_many_waiters_make_one_line_in_the_log(caplog: pytest.LogCaptureFixture)
     assert 1 <= len(lines) <= 2
 
 
+def test_a_servers_note_is_passed_on_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    client = rig.client()
+    note = {"x-deprecation-note": "this version ends in May", "x-deprecation-level": "error"}
+    rig.service.faults.add("get_server_capabilities", headers=note)
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        for _ in range(5):
+            client.get_server_capabilities()
+    (line,) = [record for record in caplog.records if "ends in May" in record.getMessage()]
+    assert line.levelno == logging.ERROR
+
+
 def test_retries_are_told_with_their_delay_and_reason() -> None:
     rig, client, log = watched()
     trainer = client.create_lora_training_client(MODEL)

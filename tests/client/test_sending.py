@@ -17,7 +17,8 @@ from tests.client.test_faults import tasks
 from tinkex import ServiceClient, types
 from tinkex.client.portal import portal
 from tinkex.client.rest import RestClient
-from tinkex.errors import InvalidArgumentError
+from tinkex.client.sampling import SamplingClient
+from tinkex.errors import ClientClosedError, InvalidArgumentError
 from tinkex.losses import numpy_loss
 from tinkex.net.transport import Request, Response
 from tinkex.testing.fake_service import FakeService
@@ -204,6 +205,24 @@ def test_interrupting_a_custom_loss_lets_the_next_operation_go(monkeypatch: pyte
     trainer.optim_step(ADAM).result(WAIT)
     arrived = rig.service.seq_ids(trainer.model_id)
     assert arrived == list(range(1, len(arrived) + 1))
+
+
+# ---- the end
+
+
+def test_a_session_that_is_closed_while_it_is_opened_is_finished_too() -> None:
+    rig = Rig()
+    client = rig.client()
+    rig.service.faults.add("create_session", delay=2.0, times=1)
+    with rig.clock.frozen():
+        opening = SamplingClient.create(client.holder, base_model=MODEL)
+        assert eventually(lambda: bool(rig.service.calls.to("create_session")))
+        closing = client.close("interrupted")
+    closing.result(WAIT)
+    with pytest.raises(ClientClosedError):
+        opening.result(WAIT)
+    (finish,) = rig.service.calls.to("finish_session")
+    assert finish.json["reason"] == {"type": "interrupted"}
 
 
 # ---- lanes

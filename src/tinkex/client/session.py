@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from .._version import SDK_VERSION
-from ..errors import APIStatusError
+from ..errors import APIStatusError, ClientClosedError
 from ..types.session import (
     ClientSessionFinishErrored,
     ClientSessionFinishInterrupted,
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 FinishStatus = Literal["success", "errored", "interrupted"]
 HEARTBEAT_SECONDS = 10.0
 _QUIET_SECONDS = 120.0
+_OPENING_SECONDS = 5.0
 
 _REASONS: dict[str, ClientSessionFinishReason] = {
     "success": ClientSessionFinishSuccess(),
@@ -105,6 +106,8 @@ class Session:
             if self._opening is None or task_failed(self._opening):
                 self._opening = asyncio.get_running_loop().create_task(self._create())
             await asyncio.shield(self._opening)
+            if self.finished:
+                raise ClientClosedError("ServiceClient is closed")
         return await self.join()
 
     async def join(self) -> str:
@@ -174,6 +177,8 @@ class Session:
             return
         self.finished = True
         _open.discard(self)
+        if self._opening is not None and not self._opening.done():
+            await asyncio.wait([self._opening], timeout=_OPENING_SECONDS)  # or it would stay open
         if self._id is None or self._opened_in != portal().generation:
             return  # never opened, or opened by another process, which will finish it
         if self.telemetry is not None:

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 _ARCHITECTURES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
 _SAY_AFTER = 2.0  # seconds of silence after which a waiting user is told why
 _SAY_AGAIN = 30.0
+_MOST_NOTES = 100
 
 
 def _standing_headers(config: Config) -> dict[str, str]:
@@ -84,6 +85,7 @@ class Caller:
         self.teller = teller or Teller(clock)
         self._standing = _standing_headers(config)
         self._breakers: dict[str, Breaker] = {}
+        self._noted: set[str] = set()
 
     async def call(
         self,
@@ -219,8 +221,13 @@ class Caller:
         return self._breakers.setdefault(route.name, Breaker(self.clock, route.name))
 
     def _note(self, response: Response) -> None:
+        """Pass on what the server has to say about this client, each thing once."""
+        text = response.headers[DEPRECATION_NOTE]
+        if text in self._noted or len(self._noted) >= _MOST_NOTES:
+            return
+        self._noted.add(text)
         level = logging.ERROR if response.headers.get(DEPRECATION_LEVEL) == "error" else logging.WARNING
-        logger.log(level, "the server says: %s", response.headers[DEPRECATION_NOTE])
+        logger.log(level, "the server says: %s", text)
 
     async def read(
         self, kind: Any, route: Route, body: bytes | memoryview | None = None, **options: Any
