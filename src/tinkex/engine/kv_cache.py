@@ -11,16 +11,12 @@ a pass, R rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from .blocks import Copy
-
-_ALIGN = 64
 
 
 def kv_shape(config: Any) -> tuple[int, int, int]:
@@ -36,16 +32,6 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     return int(2 * layers * heads * size * dtype.itemsize)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU of pages that are taken from the system only when they are written to."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + _ALIGN, np.uint8)
-    start = -raw.ctypes.data % _ALIGN
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
-
-
 class KvCache:
     """Keys and values of all layers by place."""
 
@@ -56,7 +42,7 @@ class KvCache:
         self.blocks, self.block_size = blocks, block_size
         shape = (self.layers, 2, (blocks + 1) * block_size, self.heads, self.head_size)
         # Zeros, not whatever memory held: a masked place is multiplied by a weight of 0 and must be finite.
-        self.pool_y2pkd = zeros(shape, dtype, device)
+        self.pool_y2pkd = torch.zeros(shape, device=device, dtype=dtype)
         self._k = [self.pool_y2pkd[layer, 0] for layer in range(self.layers)]
         self._v = [self.pool_y2pkd[layer, 1] for layer in range(self.layers)]
 
@@ -137,7 +123,7 @@ class DenseRows:
         cache, pool = self.cache, self.cache.pool_y2pkd
         shape = (cache.layers, 2, self.slots, cache.heads, self.capacity, cache.head_size)
         self._all = None
-        self._all = zeros(shape, pool.dtype, pool.device)
+        self._all = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         self.k_yskn = [self._all[layer, 0] for layer in range(cache.layers)]
         self.v_yskn = [self._all[layer, 1] for layer in range(cache.layers)]
         self._k_flat = [k.view(-1, cache.head_size) for k in self.k_yskn]
