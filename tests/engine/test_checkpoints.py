@@ -6,7 +6,6 @@ import torch
 
 from tinkex.engine.checkpoints import (
     FILE,
-    content_id,
     load_sampler,
     load_state,
     save_sampler,
@@ -80,15 +79,6 @@ def test_sampler_weights_keep_everything_that_matters(base, tmp_path):
     back = load_sampler(tmp_path / "w", base)
     assert torch.equal(back.master.flat, adapter.master.flat)
     assert (back.rank, back.alpha, back.scale, back.parts) == (6, 32.0, 32 / 6, {"attn", "unembed"})
-    assert content_id(back) == content_id(adapter)
-
-
-def test_the_content_id_follows_the_weights(base):
-    adapter = filled_adapter(base, 4)
-    name = content_id(adapter)
-    assert content_id(adapter.frozen()) == name
-    adapter.master.flat[3] += 1e-3
-    assert content_id(adapter) != name
 
 
 def test_a_folder_is_replaced_whole(base, tmp_path):

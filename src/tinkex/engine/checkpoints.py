@@ -65,14 +65,6 @@ def load_sampler(folder: str | Path, base: BaseModel) -> Adapter:
     return _read(Path(folder), base)[0]
 
 
-def content_id(adapter: Adapter) -> str:
-    """A name for exactly these weights on this layout."""
-    digest = hashlib.blake2b(_signature(adapter.layout).encode(), digest_size=16)
-    digest.update(f"{adapter.rank} {adapter.alpha!r} {adapter.master.flat.dtype}".encode())
-    digest.update(memoryview(adapter.master.flat.cpu().numpy()).cast("B"))
-    return digest.hexdigest()
-
-
 def layout_of(base: BaseModel, parts: frozenset[str]) -> LoraLayout:
     """The layout of an adapter with these parts."""
     return base.layout(**{name: name in parts for name in PARTS})
