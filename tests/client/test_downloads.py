@@ -254,7 +254,8 @@ def test_addresses_are_renewed_before_they_expire(tmp_path: Path) -> None:
     assert on_disk(tmp_path / "ex") == store.files
     used = [int(request.query["signature"]) for request in store.asked]
     assert used == sorted(used)
-    assert 1 < store.signatures <= 3
+    # How many fit into one life depends on how the four fetches fall; never one for each file.
+    assert 1 < store.signatures < len(store.files) / 2
     assert not [request for request in store.asked if request.headers.get("range")]
 
 

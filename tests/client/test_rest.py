@@ -422,7 +422,7 @@ def test_bad_arguments_are_refused_before_any_request(rig: Rig, call: Any) -> No
 def test_ids_are_escaped_but_keep_their_colons(rig: Rig) -> None:
     with pytest.raises(NotFoundError):
         rest_of(rig).get_session("a b?c:d").result(WAIT)
-    assert rig.service.calls[-1].path == f"{API}/sessions/a%20b%3Fc:d"
+    assert rig.service.calls.to("get_session")[-1].path == f"{API}/sessions/a%20b%3Fc:d"
 
 
 def test_a_session_and_an_address_exclude_each_other(rig: Rig) -> None:
