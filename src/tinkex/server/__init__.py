@@ -1,0 +1,1 @@
+"""The control plane: HTTP, admission, store, scheduling, engines; no torch."""

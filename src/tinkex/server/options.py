@@ -1,0 +1,118 @@
+"""How a server is run: models, addresses, limits; every field is an option of `tinkex serve` and a key of
+its config file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from ..config import Secret
+
+Durability: TypeAlias = Literal["process", "power"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request, one owner and the whole server may take; past one: a 4xx with both numbers."""
+
+    body_bytes: int = 64 << 20
+    """Largest request body as it travels."""
+    unpacked_bytes: int = 256 << 20
+    """Largest request body once decompressed."""
+    datums: int = 4096
+    """Most examples in one pass."""
+    tokens: int = 4 << 20
+    """Most tokens in one pass."""
+    rank: int = 512
+    num_samples: int = 1024
+    topk: int = 20
+    """Most top logprobs asked for at a position."""
+    sessions: int = 10_000
+    """Open sessions of one owner."""
+    models: int = 256
+    """Loaded models of one owner."""
+    queued_operations: int = 4096
+    """Operations of one owner that wait or run."""
+    queued_bytes: int = 1 << 30
+    """Bytes of one owner's operations that wait or run."""
+    samples: int = 4096
+    """Samples (sequences) of one owner that wait or run; beyond it the answer is 429."""
+    storage_bytes: int = 1 << 40
+    """Bytes of one owner's checkpoints."""
+    custom_losses: int = 1024
+    """Custom losses of one session."""
+    shortest_ttl: int = 60
+    longest_ttl: int = 10 * 366 * 24 * 3600
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds the server waits for things."""
+
+    hold: float = 35.0
+    """How long a poll is held before the client is told to ask again."""
+    hole: float = 10.0
+    """How long a missing operation is waited for when requests arrive in order."""
+    parallel_hole: float = 300.0
+    """The same when clients may send pieces in parallel."""
+    session: float = 600.0
+    """A session without a heartbeat for so long has ended (time the server was down does not count)."""
+    results: float = 24 * 3600.0
+    """How long the results of operations are kept."""
+    samples: float = 3600.0
+    """How long the results of samples are kept, unless the client said that it has them."""
+    download: float = 3600.0
+    """How long a download address works."""
+    drain: float = 30.0
+    """How long a stopping server lets running work finish."""
+    housekeeping: float = 10.0
+    """Between two looks for what has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A base model on offer: its name and the folder with its files."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Everything a server needs to know to start."""
+
+    models: tuple[ModelSpec, ...]
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 8787
+    public_url: str | None = None
+    """The address clients see, path prefix included; download addresses are built from it."""
+    api_key: Secret | None = None
+    """One key beside those in the key file; its owner is `owner`."""
+    owner: str = "local"
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    """Threads of the engine on a CPU; None: one for small models."""
+    deterministic: bool = False
+    trust_remote_code: bool = False
+    durability: Durability = "process"
+    parallel_chunks: bool = False
+    """Whether clients may send the pieces of one pass in parallel."""
+    jwt: bool = False
+    """Whether keys are traded for short-lived tokens."""
+    server_losses: bool = True
+    """Whether clients may have their custom losses run here."""
+    in_process: bool = False
+    """Run engines in this process (for tests)."""
+    snapshot_steps: int = 16
+    """A model is snapshotted at least every so many optimizer steps."""
+    snapshot_bytes: int = 256 << 20
+    """And when the operations since the last snapshot hold so many bytes."""
+    log_level: str = "info"
+    rates: dict[str, float] = field(default_factory=dict)
+    """Dollars per million tokens by usage kind; without any, costs are 0."""
+    limits: Limits = Limits()
+    times: Times = Times()
