@@ -60,7 +60,7 @@ class ModelRow:
     watermark: int = -1
     """Operations up to this number have ended; 0 is the creation."""
     snapshot: int = -1
-    """The number of the operation after which the newest snapshot was taken; -1: none, replay from the start."""
+    """The operation after which the newest snapshot was taken; -1: none, replay from the start."""
     skipped: list[int] = field(default_factory=list)
     """Numbers that never came and were given up."""
 

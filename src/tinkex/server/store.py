@@ -1,6 +1,7 @@
 """The narrow door to whatever remembers: changes go in together, rows come out by name.
 
-Written for SQLite first, but nothing here is SQLite's: another database has the same few questions to answer.
+Written for SQLite first, but nothing here is SQLite's: another database has the same few questions to
+answer.
 `tinkex.testing.MemoryStore` answers them from dictionaries.
 """
 
