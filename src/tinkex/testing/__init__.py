@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .fake_service import FakeService
     from .faults import Fault
     from .http_server import FakeServer
+    from .memory_store import MemoryStore
     from .transports import HandlerTransport, ScriptedTransport
 
 _TABLE = {
@@ -42,6 +43,7 @@ _TABLE = {
     "FakeService": ".fake_service",
     "Fault": ".faults",
     "HandlerTransport": ".transports",
+    "MemoryStore": ".memory_store",
     "ScriptedTransport": ".transports",
     "reply": ".exchange",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "FakeService",
     "Fault",
     "HandlerTransport",
+    "MemoryStore",
     "ScriptedTransport",
     "reply",
 ]

@@ -1,0 +1,1 @@
+"""All SQL of the store: migrations, statements, and how rows become columns."""
