@@ -59,7 +59,7 @@ def records(kind):
     return st.builds(kind, **{field.name: of(hints[field.name]) for field in dataclasses.fields(kind)})
 
 
-KINDS = [*typing.get_args(messages.Request), *typing.get_args(messages.Answer)]
+KINDS = [*typing.get_args(messages.Message)]
 
 
 def same(left, right):

@@ -4,7 +4,8 @@
 
 Nothing is executed while reading: names come from a closed list of records, dtypes from a closed list,
 every length is checked against the bytes at hand, and every field against its annotation. Arrays are read
-in place (read-only views of the buffer given), so a received message costs no copy.
+in place (read-only views of the buffer given), so a received message costs no copy. `packed` and `Frames`
+are the two ends of a stream of messages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import struct
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ ALIGN = 8
 MAX_DEPTH = 12
 MAX_HEADER = 256 << 20
 MAX_MESSAGE = 8 << 30
+LARGE = 64 << 10
+"""Bytes from which on a piece is sent, or a message received, without being copied."""
 _PREFIX = struct.Struct("<4sIQ")
 _DTYPES = {
     name: np.dtype(name)
@@ -45,12 +48,12 @@ class CodecError(ValueError):
     """The value cannot be written, or the bytes are no message."""
 
 
-def encode(message: messages.Request | messages.Answer) -> bytes:
+def encode(message: messages.Message) -> bytes:
     """Write one message as bytes."""
     return b"".join(pieces(message))
 
 
-def pieces(message: messages.Request | messages.Answer) -> list[bytes | memoryview]:
+def pieces(message: messages.Message) -> list[bytes | memoryview]:
     """Write one message as a list of buffers: a transport can send large arrays without joining them."""
     buffers: list[np.ndarray[Any, Any]] = []
     tree = _write(message, buffers, 0)
@@ -72,7 +75,81 @@ def pieces(message: messages.Request | messages.Answer) -> list[bytes | memoryvi
     return out
 
 
-def decode(data: bytes | bytearray | memoryview) -> messages.Request | messages.Answer:
+def packed(several: Iterable[messages.Message]) -> list[bytes | memoryview]:
+    """Write messages as few buffers: small pieces are joined, large arrays stand alone, as they are."""
+    out: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for message in several:
+        for piece in pieces(message):
+            if len(piece) < LARGE:
+                small.append(piece)
+                continue
+            if small:
+                out.append(b"".join(small))
+                small = []
+            out.append(piece)
+    if small:
+        out.append(b"".join(small))
+    return out
+
+
+class Frames:
+    """Cuts a stream of bytes into messages: fill `space`, then take what `filled` has."""
+
+    def __init__(self, size: int = 4 * LARGE, limit: int = MAX_MESSAGE) -> None:
+        self.limit = limit
+        self._buffer = memoryview(bytearray(size))
+        self._start = self._end = 0
+        self._large: memoryview | None = None
+        self._have = 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes go; a large message is read straight into memory of its own."""
+        if self._large is not None:
+            return self._large[self._have :]
+        if self._start:
+            rest = self._end - self._start
+            self._buffer[:rest] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, rest
+        return self._buffer[self._end :]
+
+    def filled(self, count: int) -> Iterator[messages.Message]:
+        """Take note of so many new bytes in `space`; the messages that are complete with them, in order."""
+        if self._large is not None:
+            self._have += count
+            if self._have == len(self._large):
+                whole, self._large = self._large, None
+                yield decode(whole)
+            return
+        self._end += count
+        while self._end - self._start >= _PREFIX.size:
+            total = self._total()
+            here = self._buffer[self._start : min(self._end, self._start + total)]
+            if len(here) < total:
+                if total > min(LARGE, len(self._buffer)):
+                    self._large = np.empty(total, np.uint8).data
+                    self._large[: len(here)] = here
+                    self._have = len(here)
+                    self._start = self._end = 0
+                return
+            self._start += total
+            yield decode(bytes(here))
+
+    @property
+    def between(self) -> bool:
+        """Whether the stream may end here: no message has begun."""
+        return self._large is None and self._start == self._end
+
+    def _total(self) -> int:
+        magic, header_length, total = _PREFIX.unpack_from(self._buffer, self._start)
+        if magic != MAGIC:
+            raise CodecError("not a message: the first bytes are wrong")
+        if header_length > MAX_HEADER or not _PREFIX.size + header_length <= total <= self.limit:
+            raise CodecError(f"a message states {total} bytes and a header of {header_length}")
+        return int(total)
+
+
+def decode(data: bytes | bytearray | memoryview) -> messages.Message:
     """Read one message; arrays are views of `data`."""
     view = memoryview(data).cast("B").toreadonly()
     if len(view) < _PREFIX.size:
@@ -94,7 +171,7 @@ def decode(data: bytes | bytearray | memoryview) -> messages.Request | messages.
         raise CodecError("the header is no message")
     if reader.place != total:
         raise CodecError(f"{total - reader.place} bytes follow the last array")
-    return typing.cast("messages.Request | messages.Answer", message)
+    return typing.cast("messages.Message", message)
 
 
 def _write(value: Any, buffers: list[np.ndarray[Any, Any]], depth: int) -> Any:
@@ -211,9 +288,7 @@ def _check(hint: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is hint or (hint is type(None) and value is None)
 
 
-_TOP_LEVEL = frozenset(
-    kind.__name__ for kind in (*typing.get_args(messages.Request), *typing.get_args(messages.Answer))
-)
+_TOP_LEVEL = frozenset(kind.__name__ for kind in typing.get_args(messages.Message))
 _CHECKS: dict[str, list[tuple[str, Callable[[Any], bool]]]] = {
     name: [
         (field.name, _check(hints[field.name]))

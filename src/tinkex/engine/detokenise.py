@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from .stopping import Detokenise
 
 
-def detokeniser(folder: str | Path) -> Detokenise:
+def detokeniser(folder: str | Path, *, trust_remote_code: bool = False) -> Detokenise:
     """What turns ids into text, special tokens spelled out; ids the tokenizer lacks give nothing."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    file = Path(folder) / "tokenizer.json"
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return _by_transformers(folder, trust_remote_code)
+    if not file.is_file():
+        return _by_transformers(folder, trust_remote_code)
+    fast = Tokenizer.from_file(str(file))
+
+    def text(ids: Sequence[int]) -> str:
+        found: str = fast.decode(list(ids), skip_special_tokens=False)
+        return found
+
+    return text
+
+
+def _by_transformers(folder: str | Path, trust_remote_code: bool) -> Detokenise:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trust_remote_code
+    )
     known = len(tokenizer)
 
     def text(ids: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .base_model import BaseModel
@@ -24,8 +25,10 @@ from .messages import (
     AskStats,
     Cancel,
     Failed,
+    Ready,
     Request,
     Sample,
+    Scalar,
     Stats,
 )
 from .operations import Operations, Work, read_sampler
@@ -111,6 +114,29 @@ class Engine:
         """Whether a step would do anything."""
         return self._running is not None or bool(self._queue) or self.sampler.busy
 
+    def ready(self) -> Ready:
+        """What a control plane must know of the engine before it sends anything."""
+        base, pool = self.base, self.sampler.pool
+        facts: dict[str, Scalar] = {
+            "family": str(base.config.model_type),
+            "device": str(base.device),
+            "dtype": str(base.dtype).removeprefix("torch."),
+            "deterministic": self.options.deterministic,
+            "threads": torch.get_num_threads(),
+            "vocab_size": base.vocab_size,
+            "context_length": base.context_length,
+            "sample_length": self.sampler.context_length,
+            "layers": base.layers,
+            "hidden_size": base.hidden_size,
+            "parameters": sum(parameter.numel() for parameter in base.model.parameters()),
+            "tied": base.tied,
+            "max_rank": self.options.max_rank,
+            "stop_strings": self.sampler.detokenise is not None,
+            "blocks": pool.count,
+            "block_size": pool.size,
+        }
+        return Ready(self.epoch, facts, np.array(base.eos_ids, np.int64))
+
     def submit(self, message: Request) -> list[Answer]:
         """Take a message in; what can be answered at once."""
         name = message.request_id
@@ -151,7 +177,7 @@ class Engine:
         """Finish what is being written in the background."""
         self.weights.close()
 
-    def figures(self) -> dict[str, float | int | str | bool | None]:
+    def figures(self) -> dict[str, Scalar]:
         """What the engine holds and has done."""
         scheduler, pool = self.sampler.scheduler, self.sampler.pool
         return {

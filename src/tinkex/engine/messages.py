@@ -45,6 +45,38 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to an engine in a process of its own: what to load and how to run it."""
+
+    epoch: int
+    folder: str
+    """The base model's files."""
+    state: str | None = None
+    """Where the engine keeps cold training states and unnamed sampler weights; None: in memory."""
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    """Threads on a CPU; None: one for small models, else one for each core."""
+    deterministic: bool = False
+    trust_remote_code: bool = False
+    log_level: str = "info"
+    training: dict[str, Scalar] = field(default_factory=dict)
+    """Fields of the engine's options by name, where they differ from the defaults."""
+    sampling: dict[str, Scalar] = field(default_factory=dict)
+    """The same for the sampler's options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The first message from an engine: it takes requests now, and these are its facts."""
+
+    epoch: int
+    facts: dict[str, Scalar]
+    eos: Array
+    """Tokens that end a text, unless a request names its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainPart:
     """What one model contributes to a joined pass."""
 
@@ -81,7 +113,10 @@ class CreateAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Put a saved state, or a PEFT adapter folder, in place of a model's weights (made if not there)."""
+    """Put a saved state, or a PEFT adapter folder, in place of a model's weights (made if not there).
+
+    With the optimizer, a gradient saved with it comes back too.
+    """
 
     epoch: int
     request_id: str
@@ -102,18 +137,23 @@ class OptimStep:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Write a model's weights and optimizer to a folder."""
+    """Write a model's weights and optimizer (and the gradient collected so far) to a folder."""
 
     epoch: int
     request_id: str
     model: str
     path: str
     with_optimizer: bool = True
+    with_gradient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SaveSampler:
-    """Freeze a model's weights for sampling; with a path they are written too, without one ephemeral."""
+    """Freeze a model's weights for sampling; with a path they are written too, without one ephemeral.
+
+    The answer's facts are `version` and `path`: the folder they are in, or will be in soon; None if the
+    engine has no folder for ephemeral ones.
+    """
 
     epoch: int
     request_id: str
@@ -128,6 +168,19 @@ class LoadSampler:
     epoch: int
     request_id: str
     path: str
+    version: str | None = None
+    """What they must turn out to be; others are refused as a fault of the server."""
+    ephemeral_of: str | None = None
+    """The model they were frozen from without a name: they are dropped when stale, as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSamplers:
+    """Remove the files of ephemeral sampler weights left by an earlier engine, but for these versions."""
+
+    epoch: int
+    request_id: str
+    versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +191,19 @@ class Export:
     request_id: str
     model: str
     path: str
+    base_name: str = ""
+    """What the folder calls the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSaved:
+    """Write a PEFT folder from a saved state or from saved sampler weights."""
+
+    epoch: int
+    request_id: str
+    source: str
+    path: str
+    base_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +394,9 @@ Request = (
     | SaveState
     | SaveSampler
     | LoadSampler
+    | KeepSamplers
     | Export
+    | ExportSaved
     | Unload
     | DropSampler
     | Sample
@@ -336,5 +404,6 @@ Request = (
     | AskStats
 )
 Answer = TrainDone | Done | Failed | SampleAccepted | TokenStep | SampleDone | Stats
+Message = Request | Answer | Start | Ready
 
 StopReason = Literal["stop", "length"]

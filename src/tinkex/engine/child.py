@@ -1,0 +1,228 @@
+"""An engine in a process of its own: `python -m tinkex.engine.child FD`, FD one end of a socket pair.
+
+The first message is a `Start`; once the model is loaded the answer is `Ready`, or `Failed` and exit code 3.
+From then on requests come in and answers go out until the other end closes the socket or dies. Nothing is
+kept for a server that is gone: what it had asked for it asks again. Ctrl-C and a service manager's stop
+reach the whole process group; they are the server's to handle, so this process ignores them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from .codec import CodecError, Frames, packed
+from .host import Loop
+from .messages import Answer, Failed, Message, Ready, Request, Start, TokenStep
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+log = logging.getLogger(__name__)
+SMALL = 50_000_000
+"""Models of fewer parameters run on one thread: several would spend their time waiting for each other."""
+NOT_STARTED, BAD_MESSAGE, BROKEN = 3, 4, 1
+"""Exit codes, beside 0 for a server that closed the socket."""
+_BUFFERS = 512
+_DIE_WITH_PARENT = 1
+
+
+class Wire:
+    """Messages over one end of a socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket, self._frames = end, Frames()
+
+    def arriving(self) -> Iterator[Message]:
+        """Every message, until the other end is gone."""
+        yield from self._frames.filled(0)
+        while True:
+            try:
+                count = self._socket.recv_into(self._frames.space())
+            except ConnectionError:
+                return
+            if not count:
+                return
+            yield from self._frames.filled(count)
+
+    def send(self, answers: Sequence[Answer | Ready]) -> None:
+        """Write messages, all of them in as few system calls as the socket allows."""
+        left = [memoryview(buffer) for buffer in packed(answers)]
+        while left:
+            sent = self._socket.sendmsg(left[:_BUFFERS])
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Write answers; one that cannot be written becomes a failure of its request."""
+        try:
+            self.send(answers)
+        except CodecError:
+            self.send([_writable(answer) for answer in answers])
+
+
+def _writable(answer: Answer) -> Answer:
+    try:
+        packed([answer])
+    except CodecError as error:
+        if isinstance(answer, TokenStep):
+            raise
+        log.error("the answer to %s cannot be sent: %s", answer.request_id, error)
+        return Failed(answer.epoch, answer.request_id, "server", f"the answer cannot be sent: {error}")
+    return answer
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve one engine on the socket whose number is given; the exit code."""
+    _leave_signals_to_the_server()
+    logging.basicConfig(stream=sys.stderr, level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    end = socket.socket(fileno=int(arguments[0]))
+    end.set_inheritable(False)
+    wire = Wire(end)
+    try:
+        start = next(wire.arriving(), None)
+    except CodecError as error:
+        log.error("what arrived is no message: %s", error)
+        return BAD_MESSAGE
+    if start is None:
+        return 0
+    if not isinstance(start, Start):
+        log.error("the first message must be Start, not %s", type(start).__name__)
+        return BAD_MESSAGE
+    logging.getLogger().setLevel(logging.getLevelNamesMapping().get(start.log_level.upper(), "INFO"))
+    with contextlib.suppress(ConnectionError):
+        try:
+            engine = open_engine(start)
+        except Exception as error:
+            log.debug("the engine could not be started", exc_info=True)
+            wire.send([Failed(start.epoch, "", "server", _readable(error))])
+            return NOT_STARTED
+        return serve(engine, wire)
+    return 0
+
+
+def serve(engine: Engine, wire: Wire) -> int:
+    """Run an engine until the wire's other end is gone; the exit code."""
+    loop = Loop(engine, wire.answer)
+    code = 0
+
+    def read() -> None:
+        nonlocal code
+        try:
+            for message in wire.arriving():
+                loop.put(cast("Request", message))
+        except Exception as error:
+            log.error("what arrived is no message: %s", error)
+            code = BAD_MESSAGE
+        loop.stop()
+
+    # What was made while loading lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    wire.send([engine.ready()])
+    threading.Thread(target=read, name="tinkex-reader", daemon=True).start()
+    try:
+        loop.run()
+    except ConnectionError:
+        log.info("the server is gone")
+    except Exception:
+        log.exception("the engine ended")
+        code = BROKEN
+    engine.close()
+    return code
+
+
+def open_engine(start: Start) -> Engine:
+    """Load the base model and put an engine on it."""
+    threads = start.threads or _threads(start)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from .base_model import BaseModel
+    from .engine import Engine, EngineOptions
+    from .sampler import SamplerOptions
+
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    training: dict[str, Any] = dict(start.training)
+    sampling: dict[str, Any] = dict(start.sampling)
+    options = EngineOptions(
+        deterministic=start.deterministic,
+        folder=None if start.state is None else Path(start.state),
+        sampler=SamplerOptions(**sampling),
+        **training,
+    )
+    base = BaseModel.load(
+        start.folder,
+        device=start.device,
+        dtype=start.dtype,
+        trust_remote_code=start.trust_remote_code,
+    )
+    text = None
+    try:
+        from .detokenise import detokeniser
+
+        text = detokeniser(start.folder, trust_remote_code=start.trust_remote_code)
+    except Exception as error:
+        log.warning("no tokenizer, so stop strings will be refused: %s", _readable(error))
+    return Engine(base, epoch=start.epoch, options=options, detokenise=text)
+
+
+def _threads(start: Start) -> int:
+    if start.device not in (None, "cpu"):
+        return 1
+    return 1 if stored_parameters(Path(start.folder)) < SMALL else os.cpu_count() or 1
+
+
+def stored_parameters(folder: Path) -> int:
+    """How many numbers a folder's safetensors files hold, read from their headers."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 100 << 20)))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for extent in tensor["shape"]:
+                    size *= extent
+                total += size
+    return total
+
+
+def _readable(error: BaseException) -> str:
+    text = str(error).strip()
+    from .faults import EngineFault
+
+    return text if isinstance(error, EngineFault) else f"{type(error).__name__}: {text}"
+
+
+def _leave_signals_to_the_server() -> None:
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    # Libraries' threads and destructors have nothing left to do and can take seconds over it.
+    os._exit(status)
