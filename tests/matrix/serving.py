@@ -14,7 +14,7 @@ KEY = "tml-matrix"
 OTHER_KEY = "tml-somebody-else"
 MODEL = "tiny/model"
 HOLD = 0.5  # seconds a poll is held
-HOLE = 2.0  # seconds a missing operation is waited for
+HOLE = 3.0  # seconds a missing operation is waited for
 LARGE = 4000  # bytes of a result that is announced before it is sent
 
 
