@@ -1,4 +1,4 @@
-"""One server for chunks sent in order and one for chunks sent at once; every test here meets both."""
+"""A server and a fake, each for chunks sent in order and for chunks sent at once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ import pytest
 from .gaps import Gap, make_gap
 from .raw_client import Wire
 from .sdks import CHOSEN, Sdks
-from .serving import Served, start_server
+from .serving import KINDS, Served, start
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["in order", "at once"])
+@pytest.fixture(scope="session", params=KINDS.values(), ids=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with start_server(tmp_path_factory.mktemp("server"), parallel=request.param) as served:
+    with start(*request.param, tmp_path_factory) as served:
         yield served
-
-
-@pytest.fixture(scope="session")
-def server_url(server: Served) -> str:
-    return server.url
 
 
 @pytest.fixture(scope="session")

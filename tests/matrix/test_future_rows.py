@@ -10,7 +10,7 @@ import pytest
 
 from .gaps import Gap
 from .raw_client import PROTOBUF, Wire, read_output
-from .serving import HOLD, HOLE, LARGE, OTHER_KEY, Served
+from .serving import HOLD, HOLE, LARGE, Served
 
 CLONE = 1_000_000_000
 
@@ -91,7 +91,7 @@ def test_5_1_what_was_never_promised_is_a_404(wire: Wire) -> None:
 def test_5_1_somebody_elses_result_is_not_there(wire: Wire, server: Served) -> None:
     ticket = wire.submit_sample(wire.sampler())
     assert wire.polls(ticket)[-1].status == 200
-    assert Wire(server, OTHER_KEY).poll(ticket).status == 404
+    assert Wire(server, server.other_key).poll(ticket).status == 404
 
 
 @pytest.mark.parametrize("key", [None, "", "tml-nobody", "eyJ.not.one"])
@@ -247,7 +247,7 @@ def test_5_2_results_a_client_has_may_be_named(wire: Wire) -> None:
 
 def test_5_2_an_unknown_sampling_session_is_a_404(wire: Wire, server: Served) -> None:
     assert ask_many(wire, "nobody:sample:0").status == 404
-    assert ask_many(Wire(server, OTHER_KEY), wire.sampler()).status == 404
+    assert ask_many(Wire(server, server.other_key), wire.sampler()).status == 404
 
 
 def test_5_2_single_polls_go_on_working_beside_it(wire: Wire) -> None:
