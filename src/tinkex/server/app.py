@@ -1,0 +1,165 @@
+"""The HTTP side: an ASGI application over the route table, with one place where refusals become answers.
+
+Paths outside the API (`/docs`, downloads, readiness) are extra pages of the same application. It knows no
+handler by name: they register themselves in `asks.HANDLERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from ..wire.headers import API_KEY
+from ..wire.jsonbody import encode
+from ..wire.routes import PREFIX, Route
+from .asks import HANDLERS, JSON_TYPE, Ask, Reply
+from .problems import Problem
+from .reading import Gone, Receive, read_all, read_query, understand
+from .routing import find_route, methods_of
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Page: TypeAlias = Callable[[Service, str, Mapping[bytes, bytes], bytes], Awaitable[Reply]]
+
+OPEN_ROUTES = frozenset({"health"})
+RAW_KEY_ROUTES = frozenset({"client_config", "auth_token", "get_api_key", "delete_api_key"})
+OFF_LOOP = 64 << 10
+"""Bodies from this size on are decoded in a thread."""
+_KEY = API_KEY.lower().encode()
+
+
+class App:
+    """An ASGI 3 application around one service."""
+
+    def __init__(self, service: Service, pages: Mapping[str, Page] | None = None) -> None:
+        self.service = service
+        self.pages = dict(pages or {})
+        """By the first segment of the path, for GET and HEAD; they need no key."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or live from start to stop."""
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def drain(self) -> None:
+        """Take no new work, and return when running work has ended or had its time."""
+        await self.service.drain()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.service.start()
+        except Exception as error:
+            log.error("the server cannot start: %s", error)
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.service.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            reply = await self._answer(scope, headers, receive)
+        except Gone:
+            return
+        except Problem as problem:
+            reply = refusal(problem)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            number = secrets.token_hex(4)
+            log.error("request failed (%s) %s %s", number, scope["method"], scope["path"], exc_info=error)
+            reply = refusal(
+                Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {number}")
+            )
+        await _send(reply, send, head=scope["method"] == "HEAD")
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Reply:
+        method, path = scope["method"], self._path(scope)
+        found = find_route(method, path)
+        if found is None:
+            return await self._page(method, path, headers, scope["query_string"])
+        route, params = found
+        service = self.service
+        owner, key_id = self._authenticate(route, headers.get(_KEY))
+        limits = service.options.limits
+        raw = b"" if method == "GET" else await read_all(receive, headers, limits.body_bytes)
+        if len(raw) < OFF_LOOP:
+            body, raw = understand(route, headers, raw, limits)
+        else:
+            body, raw = await asyncio.to_thread(understand, route, headers, raw, limits)
+        query = read_query(route, scope["query_string"])
+        client = scope.get("client")
+        ask = Ask(
+            service, route, headers, params, body, query, owner, key_id, raw, client[0] if client else ""
+        )
+        try:
+            answer = await HANDLERS[route.name](ask)
+        except Problem as problem:
+            service.refused(ask, problem)
+            raise
+        return answer if isinstance(answer, Reply) else Reply(200, encode(answer))
+
+    def _path(self, scope: Scope) -> str:
+        path: str = scope["path"]
+        prefix = self.service.prefix
+        if prefix and path.startswith(prefix + "/"):
+            path = path[len(prefix) :]
+        return path
+
+    async def _page(self, method: str, path: str, headers: dict[bytes, bytes], query: bytes) -> Reply:
+        page = self.pages.get(path.split("/", 2)[1]) if method in ("GET", "HEAD") else None
+        if page is not None:
+            return await page(self.service, unquote(path), headers, query)
+        allowed = methods_of(path)
+        if allowed:
+            raise Problem(
+                405, f"{path} is served under {', '.join(allowed)}", headers={"allow": ", ".join(allowed)}
+            )
+        hint = "" if path.startswith(PREFIX) else f"; the API is under {PREFIX}"
+        raise Problem(404, f"no route for {method} {path}{hint}")
+
+    def _authenticate(self, route: Route, credential: bytes | None) -> tuple[str, int]:
+        if route.name in OPEN_ROUTES:
+            return "", 0
+        known = self.service.identify(credential, raw_key=route.name in RAW_KEY_ROUTES)
+        return known.owner, known.id
+
+
+def refusal(problem: Problem) -> Reply:
+    """A refusal as an answer; it always has a body and says its length."""
+    headers = [JSON_TYPE, *((name.encode(), value.encode()) for name, value in problem.headers.items())]
+    return Reply(problem.status, encode({"detail": problem.text}), headers)
+
+
+async def _send(reply: Reply, send: Send, *, head: bool) -> None:
+    if reply.pieces is None:
+        length = (b"content-length", str(len(reply.body)).encode())
+        await send(
+            {"type": "http.response.start", "status": reply.status, "headers": [*reply.headers, length]}
+        )
+        await send({"type": "http.response.body", "body": b"" if head else reply.body})
+        return
+    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    try:
+        if not head:
+            async for piece in reply.pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    finally:
+        close = getattr(reply.pieces, "aclose", None)
+        if close is not None:
+            await close()
+    await send({"type": "http.response.body", "body": b""})

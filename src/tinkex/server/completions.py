@@ -1,0 +1,37 @@
+"""What ended in one clone of a sampling session, in order, for clients that ask for many at once."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .tickets import Bell
+
+KEPT = 100_000
+
+
+class Completions:
+    """Events with growing numbers; a cursor is the number of the last event its holder has seen.
+
+    Numbers begin at `start`, which grows with every start of the server, so that a cursor from before a
+    restart never lies ahead of what is to come.
+    """
+
+    __slots__ = ("_events", "_last", "bell")
+
+    def __init__(self, start: int) -> None:
+        self._events: deque[tuple[int, str, int | None]] = deque(maxlen=KEPT)
+        self._last = start
+        self.bell = Bell()
+
+    def add(self, id: str, size: int | None) -> None:
+        """A sample ended; `size` is that of its result, None if it failed."""
+        self._last += 1
+        self._events.append((self._last, id, size))
+        self.bell.ring()
+
+    def after(self, cursor: int) -> tuple[list[tuple[str, int | None]], int]:
+        """(id, size) of what ended since a cursor, and the new cursor; what lies before it is forgotten."""
+        events = self._events
+        while events and events[0][0] <= cursor:
+            events.popleft()
+        return [(id, size) for _, id, size in events], max(self._last, cursor)

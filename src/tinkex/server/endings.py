@@ -1,0 +1,57 @@
+"""How sessions end, whoever ends them: their models and samplers go, their checkpoints stay."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..engine.messages import BASE_VERSION, DropSampler
+from .records import AuditRow, ModelRow, SessionStatus
+from .store import Note, Put
+from .world import LiveSession
+
+if TYPE_CHECKING:
+    from .service import Service
+
+log = logging.getLogger(__name__)
+
+
+async def end_session(
+    service: Service, session: LiveSession, status: SessionStatus, reason: str | None, detail: str | None
+) -> None:
+    """End a session; the first ending counts."""
+    row, now = session.row, service.clock.time()
+    if service.world.sessions.pop(row.id, None) is None:
+        return
+    row.status, row.reason, row.detail, row.ended = status, reason, detail, now
+    why = f"its session has {'ended' if status == 'finished' else 'expired'}"
+    models: list[ModelRow] = []
+    for model in list(session.models.values()):
+        model.row.state, model.row.note = "unloaded", why
+        models.append(model.row)
+        service.drop_model(model, f"model {model.id} was unloaded: {why}")
+        service.spawn(service.remove_folder(service.folders.snapshot(model.id, 0).parent))
+    _drop_samplers(service, session)
+    await service.keep(
+        Put(row),
+        *(Put(each) for each in models),
+        Note(
+            AuditRow(now, row.owner, f"session.{status}", details={"session_id": row.id, "reason": reason})
+        ),
+    )
+
+
+def _drop_samplers(service: Service, session: LiveSession) -> None:
+    """Forget the session's samplers; unnamed weights nobody else samples from leave the engine."""
+    gone = list(session.samplers.values())
+    for sampler in gone:
+        service.world.samplers.pop(sampler.row.id, None)
+    used = {sampler.row.version for sampler in service.world.samplers.values()}
+    for sampler in gone:
+        row = sampler.row
+        if row.model_id is None or row.version == BASE_VERSION or row.version in used:
+            continue
+        used.add(row.version)
+        room = service.desk_of(row.base_model).room
+        room.tell(DropSampler(room.epoch, room.next_name(), row.version))
+        service.desk_of(row.base_model).thawed(row.version)

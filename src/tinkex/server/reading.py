@@ -1,0 +1,98 @@
+"""From the bytes of a request to what it asks for: sizes bounded, packing undone, fields named."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
+
+from ..errors import InvalidArgumentError
+from ..wire.headers import PROTOBUF
+from ..wire.jsonbody import convert, decode
+from ..wire.passes import decode_request
+from ..wire.routes import Route
+from ..wire.zstd import BodyTooLarge, decompress
+from .options import Limits
+from .problems import Problem
+
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_CONTENT_TYPE, _CONTENT_ENCODING, _CONTENT_LENGTH = b"content-type", b"content-encoding", b"content-length"
+_PROTOBUF = PROTOBUF.encode()
+_WHOLE = frozenset({"limit", "offset"})
+"""Query values that are numbers."""
+
+
+class Gone(Exception):
+    """The client closed the connection before its request was whole."""
+
+
+async def read_all(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+    """The body, if it is not larger than allowed; what is too large is not read to its end."""
+    stated = headers.get(_CONTENT_LENGTH)
+    if stated is not None and stated.isdigit() and int(stated) > limit:
+        raise _too_large(int(stated), limit)
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Gone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > limit:
+            raise _too_large(len(body), limit)
+        return body
+    pieces, length = [body], len(body)
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        piece = message.get("body", b"")
+        pieces.append(piece)
+        length += len(piece)
+        if length > limit:
+            raise _too_large(length, limit)
+    return b"".join(pieces)
+
+
+def _too_large(length: int, limit: int) -> Problem:
+    return Problem(
+        413, f"the body has {length} bytes, the limit is {limit}; send the data in smaller pieces"
+    )
+
+
+def understand(
+    route: Route, headers: Mapping[bytes, bytes], body: bytes, limits: Limits
+) -> tuple[Any, bytes]:
+    """The body as a record (a `PassRequest` for protobuf), and its bytes unpacked."""
+    encoding = headers.get(_CONTENT_ENCODING, b"").strip().lower()
+    try:
+        if encoding == b"zstd":
+            body = decompress(body, limits.unpacked_bytes)
+        elif encoding not in (b"", b"identity"):
+            raise Problem(
+                415, f"content-encoding {encoding.decode('latin-1')!r} is not read here; use zstd or none"
+            )
+        if route.request is None:
+            return None, body
+        if route.name == "forward_backward" and _PROTOBUF in headers.get(_CONTENT_TYPE, b""):
+            return decode_request(body), body
+        return decode(route.server_request, body or b"{}"), body
+    except BodyTooLarge as problem:
+        raise Problem(413, str(problem)) from None
+    except InvalidArgumentError as problem:
+        raise Problem(422, str(problem)) from None
+
+
+def read_query(route: Route, text: bytes) -> Any:
+    """The query of a route as its record; unknown names are ignored."""
+    if route.query is None:
+        return None
+    pairs: dict[str, Any] = dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
+    for name in _WHOLE & pairs.keys():
+        number = pairs[name]
+        if not number.lstrip("-").isdigit() or len(number) > 18:
+            raise Problem(422, f"{name}: {number!r} is not a whole number")
+        pairs[name] = int(number)
+    try:
+        return convert(route.query, pairs)
+    except InvalidArgumentError as problem:
+        raise Problem(422, str(problem)) from None

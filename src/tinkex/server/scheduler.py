@@ -1,0 +1,292 @@
+"""Whose operation is next: order within a model, fairness between models, joined passes.
+
+A round is one joined pass of all models that have one ready, up to a token budget, followed by those
+models' next operations that are not passes (optimizer steps, saves). The engine works through a round in
+order, so an optimizer step is told to it without waiting for the pass before. A new round is begun as soon
+as no pass is under way: while the engine takes the last optimizer steps, the next passes are on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..engine.messages import (
+    Answer,
+    Done,
+    Failed,
+    PartFailure,
+    PartResult,
+    SaveState,
+    Train,
+    TrainDone,
+    Unload,
+)
+from .engine_room import EngineRoom
+from .operations import Operation, Outcome, PassWork, UnloadWork
+from .recovery import recover
+from .store import ForgetBodies, Put
+from .world import LiveModel
+
+if TYPE_CHECKING:
+    from .service import Service
+
+log = logging.getLogger(__name__)
+JOINED_TOKENS = {"cpu": 8192}
+DEFAULT_JOINED_TOKENS = 65536
+
+
+class Scheduler:
+    """The training side of one engine room."""
+
+    def __init__(self, service: Service, room: EngineRoom) -> None:
+        self.service, self.room = service, room
+        self.models: dict[str, LiveModel] = {}
+        self._ready: OrderedDict[str, LiveModel] = OrderedDict()
+        """Models with an operation the engine could take now; who was served goes to the back."""
+        self._training = False
+        self._under_way: dict[str, list[Operation]] = {}
+        """By model, what the engine was told and has not answered, in order."""
+        self._ended: list[tuple[Operation, Outcome]] = []
+        self._flushing = False
+        self._recovering: asyncio.Task[None] | None = None
+
+    # ---- models
+
+    def add(self, model: LiveModel, *, fresh: bool) -> None:
+        """Take a model in; one that is not fresh is recovered before it is used."""
+        self.models[model.id] = model
+        model.open = fresh and self.room.up
+        if not model.open:
+            self._recover()
+
+    def remove(self, model: LiveModel, reason: str) -> None:
+        """Let a model go; what it still has in line fails."""
+        self.models.pop(model.id, None)
+        self._ready.pop(model.id, None)
+        for operation in model.line.clear():
+            self._end(operation, Outcome(error=reason, category="user"))
+        if model.open:
+            self.room.tell(Unload(self.room.epoch, self.room.next_name(), model.id))
+        model.open = False
+
+    def enter(self, operation: Operation) -> None:
+        """Put an operation in its model's line."""
+        model = operation.model
+        model.line.enter(operation.seq, operation)
+        self.look(model)
+
+    def look(self, model: LiveModel) -> None:
+        """See whether a model has something to do, or waits for a number that does not come."""
+        if next(model.line.ready(), None) is not None:
+            if model.open and model.id not in self._ready:
+                self._ready[model.id] = model
+            self.kick()
+        missing = model.line.missing
+        if missing is not None and model.watching != missing:
+            model.watching = missing
+            self.service.clock.call_later(self.service.patience, lambda: self._give_up(model, missing))
+
+    def _give_up(self, model: LiveModel, missing: int) -> None:
+        if model.line.missing != missing or model.id not in self.models:
+            return
+        gone = model.line.skip()
+        model.row.skipped += gone
+        log.warning("model %s goes on without operations %s: they never came", model.id, gone)
+        self.service.spawn(self.service.keep(Put(model.row)))
+        self.look(model)
+
+    def queue_reason(self, model: LiveModel) -> str:
+        """Why a model's operations wait, for people; empty: they do not wait for anything special."""
+        if not self.room.up:
+            return self.room.reason
+        if not model.open:
+            return "the model is being restored after a restart"
+        missing = model.line.missing
+        return f"operation {missing} of this model has not arrived" if missing is not None else ""
+
+    # ---- rounds
+
+    def kick(self) -> None:
+        """Begin a round if the engine can take one."""
+        if self._ready and not self._training and self.room.up:
+            self._round()
+
+    def _round(self) -> None:
+        kind = str(self.room.facts.get("device", "cpu")).partition(":")[0]
+        left = JOINED_TOKENS.get(kind, DEFAULT_JOINED_TOKENS)
+        passes: list[Operation] = []
+        after: list[Operation] = []
+        for model in list(self._ready.values()):
+            room_left = left
+            taken = False
+            for _, operation in list(model.line.ready()):
+                work = operation.work
+                if isinstance(work, PassWork):
+                    if after and after[-1].model is model:
+                        break
+                    tokens = work.tokens
+                    if tokens > room_left and passes:
+                        break
+                    room_left -= tokens
+                    passes.append(operation)
+                else:
+                    after.append(operation)
+                taken = True
+                model.line.take()
+                self._under_way.setdefault(model.id, []).append(operation)
+                model.under_way += 1
+                if isinstance(work, UnloadWork):
+                    break
+            left = room_left
+            if next(model.line.ready(), None) is None:
+                self._ready.pop(model.id, None)
+            elif taken:
+                self._ready.move_to_end(model.id)
+        self._tell(passes, after)
+
+    def _tell(self, passes: Sequence[Operation], after: Sequence[Operation]) -> None:
+        room = self.room
+        if passes:
+            parts = tuple(
+                operation.work.part for operation in passes if isinstance(operation.work, PassWork)
+            )
+            self._training = room.tell(
+                Train(room.epoch, room.next_name(), parts), lambda answer: self._trained(passes, answer)
+            )
+        for operation in after:
+            work = operation.work
+            assert not isinstance(work, PassWork)
+            model = operation.model
+            message = work.message(room.epoch, operation.id, model.row)
+            room.tell(message, lambda answer, operation=operation: self._worked(operation, answer))  # type: ignore[misc]
+            if operation.kind == "optim_step":
+                model.steps_since += 1
+            options = self.service.options
+            due = model.steps_since >= options.snapshot_steps or model.bytes_since >= options.snapshot_bytes
+            if work.needs_snapshot or (operation.kind == "optim_step" and due):
+                self._snapshot(model, operation.seq)
+
+    def _trained(self, passes: Sequence[Operation], answer: Answer) -> None:
+        if isinstance(answer, Failed) and answer.epoch < 0:
+            return  # the engine is gone; everything under way is begun anew
+        self._training = False
+        if isinstance(answer, TrainDone):
+            for operation, part in zip(passes, answer.parts, strict=True):
+                assert isinstance(operation.work, PassWork)
+                if isinstance(part, PartResult):
+                    self._end(operation, operation.work.done(part))
+                else:
+                    self._end(operation, _failed(part))
+        else:
+            assert isinstance(answer, Failed)
+            for operation in passes:
+                self._end(operation, _failed(answer))
+        self.kick()
+
+    def _worked(self, operation: Operation, answer: Answer) -> None:
+        if isinstance(answer, Failed):
+            if answer.epoch < 0:
+                return
+            self._end(operation, _failed(answer))
+            return
+        assert isinstance(answer, Done)
+        work = operation.work
+        assert not isinstance(work, PassWork)
+        self._end(operation, work.done(answer, operation.model.row, self.service.clock.time()))
+
+    # ---- endings
+
+    def _end(self, operation: Operation, outcome: Outcome) -> None:
+        model = operation.model
+        waiting = self._under_way.get(model.id)
+        if waiting and waiting[0] is operation:
+            waiting.pop(0)
+            model.under_way -= 1
+        elif waiting and operation in waiting:
+            waiting.remove(operation)
+            model.under_way -= 1
+        self._ended.append((operation, outcome))
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        ended, self._ended = self._ended, []
+        self.service.spawn(self.service.finish(ended))
+
+    # ---- snapshots
+
+    def _snapshot(self, model: LiveModel, seq: int) -> None:
+        """Have the engine write the model as it is after this operation; then older bodies can go."""
+        room, row = self.room, model.row
+        folder = self.service.folders.snapshot(model.id, seq)
+        model.steps_since = model.bytes_since = 0
+
+        def saved(answer: Answer) -> None:
+            if isinstance(answer, Failed):
+                if answer.epoch >= 0:
+                    log.error("model %s could not be snapshotted: %s", model.id, answer.text)
+                return
+            old, row.snapshot = row.snapshot, seq
+            self.service.spawn(self._keep_snapshot(model, old, seq))
+
+        message = SaveState(room.epoch, room.next_name(), model.id, str(folder), True, True)
+        room.tell(message, saved)
+
+    async def _keep_snapshot(self, model: LiveModel, old: int, seq: int) -> None:
+        await self.service.keep(Put(model.row), ForgetBodies(model.id, seq))
+        if old >= 0:
+            await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
+
+    # ---- the engine's comings and goings
+
+    def engine_up(self) -> None:
+        """A new engine: bring the models back."""
+        self._recover()
+
+    def engine_lost(self, reason: str) -> None:
+        """Put back what was under way, in order; it runs again once its model is restored."""
+        self._training = False
+        self._ready.clear()
+        for model in self.models.values():
+            model.open = False
+            back = self._under_way.pop(model.id, [])
+            for operation in reversed(back):
+                model.line.put_back(operation.seq, operation)
+            model.under_way = 0
+
+    def _recover(self) -> None:
+        if self.room.up and (self._recovering is None or self._recovering.done()):
+            self._recovering = self.service.spawn(self._bring_back())
+
+    async def _bring_back(self) -> None:
+        epoch = self.room.epoch
+        while self.room.up and self.room.epoch == epoch:
+            model = next((each for each in self.models.values() if not each.open), None)
+            if model is None:
+                return
+            # What has ended must be written before the store is asked what there is to replay.
+            await self.service.settled()
+            trouble = await recover(self.service, self.room, model)
+            if self.room.epoch != epoch or not self.room.up:
+                return
+            if trouble:
+                await self.service.corrupt(model, trouble)
+                continue
+            model.open = True
+            self.look(model)
+
+
+def _failed(answer: Failed | PartFailure) -> Outcome:
+    return Outcome(error=answer.text, category=answer.category)
+
+
+def snapshot_folder(root: Path, model_id: str, seq: int) -> Path:
+    """Where a snapshot lies."""
+    return root / model_id / str(seq)

@@ -1,0 +1,393 @@
+"""The server as one object: what it was started with, what is alive, and what handlers ask of it.
+
+It opens everything in `start` and closes it in `stop`, in that order and the reverse one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from ..types import CreateCustomLossRequest
+from ..wire.jsonbody import decode
+from .asks import Ask
+from .base_models import BaseFacts, Catalogue
+from .clock import Clock, SystemClock
+from .engine_room import EngineRoom, MakeLink
+from .line import Line
+from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
+from .options import ServerOptions
+from .problems import Problem
+from .records import ModelRow, OperationRow, SamplerRow, SessionRow
+from .sampling import SamplingDesk
+from .scheduler import Scheduler
+from .store import Change, Finish, Put, Seen, Store, StoreFailed
+from .tickets import Tickets
+from .usage import UsageLedger
+from .works import make_work, read_operation
+from .world import LiveModel, LiveSampler, LiveSession, World
+
+log = logging.getLogger(__name__)
+
+
+class KeyInfo(Protocol):
+    """What a credential stands for."""
+
+    @property
+    def id(self) -> int:
+        """The key's number."""
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+
+
+class Keys(Protocol):
+    """Who a credential belongs to."""
+
+    def owner_of(self, credential: str) -> KeyInfo | None:
+        """The key's facts, or None."""
+
+
+class Folders(Protocol):
+    """Where files lie; names from the network cannot lead elsewhere."""
+
+    def snapshot(self, model_id: str, seq: int) -> Path:
+        """The folder of a model's snapshot."""
+
+    def checkpoint(self, run_id: str, kind: str, name: str, seq: int) -> Path:
+        """The folder of a checkpoint; every save has one of its own."""
+
+    def engine(self, folder: Path) -> Path:
+        """Where the engine of a base model keeps cold states and ephemeral samplers."""
+
+
+class Service:
+    """Everything one server is."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        store: Store,
+        keys: Keys,
+        folders: Folders,
+        make_link: MakeLink,
+        *,
+        clock: Clock | None = None,
+        url: str | None = None,
+    ) -> None:
+        self.options, self.store, self.keys, self.folders = options, store, keys, folders
+        self.clock: Clock = clock or SystemClock()
+        self.url = (options.public_url or url or f"http://{options.host}:{options.port}").rstrip("/")
+        self.prefix = urlsplit(self.url).path.rstrip("/")
+        self.catalogue = Catalogue(options.models)
+        self.world = World()
+        self.tickets = Tickets()
+        self.usage = UsageLedger()
+        self.started = self.clock.time()
+        self.draining = False
+        self.housekeepers: list[Callable[[Service], Coroutine[Any, Any, None]]] = []
+        """Called every `times.housekeeping` seconds."""
+        self.sampling_rows: dict[str, int] = {}
+        """Sequences under way by owner."""
+        self.queued: dict[str, list[int]] = {}
+        """Operations and bytes in line by owner."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes = 0
+        self._all_written: list[asyncio.Future[None]] = []
+        first_epoch = int(self.started * 1000)
+        self.rooms: dict[Path, EngineRoom] = {}
+        self.schedulers: dict[Path, Scheduler] = {}
+        self.desks: dict[Path, SamplingDesk] = {}
+        for folder in self.catalogue.folders:
+            room = self.rooms[folder] = EngineRoom(folder, make_link, self.clock, first_epoch)
+            scheduler = self.schedulers[folder] = Scheduler(self, room)
+            desk = self.desks[folder] = SamplingDesk(room, self.clock.time)
+            room.listeners += [scheduler, desk]
+            room.sampled = desk.sampled
+
+    # ---- life
+
+    @property
+    def cursor_start(self) -> int:
+        """Where the numbers of completions begin: later with every start."""
+        return int(self.started * 1000) << 20
+
+    @property
+    def ready(self) -> bool:
+        """Whether every engine is up."""
+        return all(room.up for room in self.rooms.values())
+
+    async def start(self) -> None:
+        """Read what is alive from the store and start the engines."""
+        from .startup import load_world
+
+        await load_world(self)
+        for room in self.rooms.values():
+            room.start()
+        self.spawn(self._keep_house())
+
+    async def drain(self) -> None:
+        """Take no new work; return when running work has ended or had its time."""
+        self.draining = True
+        deadline = self.clock.monotonic() + self.options.times.drain
+        while self.busy and self.clock.monotonic() < deadline:
+            await self.clock.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Let running work end, then close everything."""
+        await self.drain()
+        await self.settled()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for room in self.rooms.values():
+            await room.close()
+        await self.usage.flush(self)
+        await self.store.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an engine is at work on something it could finish."""
+        return any(model.under_way for model in self.world.models.values()) or any(
+            len(self.desks[folder]) and room.up for folder, room in self.rooms.items()
+        )
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self.clock.sleep(self.options.times.housekeeping)
+            for job in self.housekeepers:
+                try:
+                    await job(self)
+                except Exception:
+                    log.exception("housekeeping failed; it is tried again")
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something in the background; it is waited for or called off when the server stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("background work failed", exc_info=task.exception())
+
+    # ---- who asks
+
+    def identify(self, credential: bytes | None, *, raw_key: bool) -> KeyInfo:
+        """Whose credential it is; anything else is a 401."""
+        known = None if credential is None else self.keys.owner_of(credential.decode("latin-1"))
+        if known is None:
+            what = "is missing" if credential is None else "is not known here"
+            raise Problem(401, f"the API key {what}; send it as X-API-Key (see `tinkex keys list`)")
+        return known
+
+    def refused(self, ask: Ask, problem: Problem) -> None:
+        """A training request was refused for good: its number must not be waited for."""
+        if (
+            ask.route.lane != "train"
+            or problem.status in (401, 404, 408, 409, 429)
+            or problem.status >= 500
+        ):
+            return
+        model = self.world.models.get(getattr(ask.body, "model_id", None) or "")
+        number = getattr(ask.body, "seq_id", None)
+        if model is not None and model.row.owner == ask.owner and number:
+            model.line.use_up(number)
+            self.scheduler_of(model).look(model)
+
+    # ---- finding things
+
+    def facts_of(self, base_model: str) -> BaseFacts:
+        """A base model by name."""
+        return self.catalogue.get(base_model)
+
+    def scheduler_of(self, model: LiveModel) -> Scheduler:
+        """The scheduler of a model's engine."""
+        return self.schedulers[self.facts_of(model.row.base_model).folder]
+
+    def desk_of(self, base_model: str) -> SamplingDesk:
+        """The sampling desk of a base model's engine."""
+        return self.desks[self.facts_of(base_model).folder]
+
+    @property
+    def patience(self) -> float:
+        """Seconds a missing operation is waited for."""
+        times = self.options.times
+        return times.parallel_hole if self.options.parallel_chunks else times.hole
+
+    # ---- what comes alive
+
+    def open_session(self, row: SessionRow) -> LiveSession:
+        """A session comes alive."""
+        now = self.clock.monotonic()
+        session = self.world.sessions[row.id] = LiveSession(row, now, now)
+        return session
+
+    def open_model(self, row: ModelRow, session: LiveSession, *, fresh: bool) -> LiveModel:
+        """A model comes alive."""
+        line: Line[Operation] = Line(row.watermark + 1)
+        model = LiveModel(row, session, line)
+        self.world.models[row.id] = session.models[row.id] = model
+        self.scheduler_of(model).add(model, fresh=fresh)
+        return model
+
+    def open_sampler(self, row: SamplerRow, session: LiveSession | None) -> LiveSampler:
+        """A sampling session comes alive."""
+        sampler = LiveSampler(row, session, self.cursor_start)
+        self.world.samplers[row.id] = sampler
+        if session is not None:
+            session.samplers[row.id] = sampler
+        return sampler
+
+    # ---- operations
+
+    def accept(self, model: LiveModel, row: OperationRow, work: Work | PassWork) -> Operation:
+        """Put a new operation in line, with a ticket."""
+        ticket = self.tickets.open(row.id, row.kind, row.owner)
+        operation = Operation(row.id, model, row.seq, row.kind, row.owner, work, ticket, len(row.body))
+        held = self.queued.setdefault(row.owner, [0, 0])
+        held[0] += 1
+        held[1] += operation.size
+        model.bytes_since += operation.size
+        if work.saves is not None:
+            model.saving.add(work.saves)
+        self.scheduler_of(model).enter(operation)
+        return operation
+
+    async def finish(self, ended: Sequence[tuple[Operation, Outcome]]) -> None:
+        """Write down what has ended, then tell those who wait."""
+        now = self.clock.time()
+        changes: list[Change] = []
+        for operation, outcome in ended:
+            row = operation.model.row
+            row.watermark = max(row.watermark, operation.seq)
+            changes += outcome.changes
+            changes.append(
+                Finish(
+                    operation.id, "failed" if outcome.failed else "done", now, row.id, row.watermark,
+                    outcome.result, outcome.form, outcome.error, outcome.category,
+                )
+            )  # fmt: skip
+            if isinstance(operation.work, PassWork) and not outcome.failed:
+                self.usage.add(self, operation.model, "training", operation.work.tokens)
+        self._writes += 1
+        try:
+            await self.keep(*changes)
+        finally:
+            self._writes -= 1
+            self._tell_written()
+        for operation, outcome in ended:
+            self._ended(operation, outcome, now)
+
+    def _ended(self, operation: Operation, outcome: Outcome, now: float) -> None:
+        held = self.queued[operation.owner]
+        held[0] -= 1
+        held[1] -= operation.size
+        work = operation.work
+        if work.saves is not None:
+            operation.model.saving.discard(work.saves)
+        if isinstance(work, SaveSamplerWork) and not outcome.failed:
+            self._frozen(operation, work)
+        ticket = operation.ticket
+        if outcome.failed:
+            ticket.failed(outcome.error, outcome.category, now)
+        else:
+            ticket.done(outcome.result, outcome.form, now)
+        self.tickets.ended(ticket)
+        if operation.kind == "unload_model" and not outcome.failed:
+            self.drop_model(operation.model, "the model was unloaded")
+
+    def _frozen(self, operation: Operation, work: SaveSamplerWork) -> None:
+        model = operation.model
+        self.desk_of(model.row.base_model).frozen(work.version)
+        if work.sampler is not None and work.sampler.id not in self.world.samplers:
+            self.open_sampler(work.sampler, model.session)
+
+    def drop_model(self, model: LiveModel, reason: str) -> None:
+        """A model is no longer alive."""
+        self.world.models.pop(model.id, None)
+        model.session.models.pop(model.id, None)
+        self.scheduler_of(model).remove(model, reason)
+
+    async def corrupt(self, model: LiveModel, trouble: str) -> None:
+        """A model cannot be trusted any more: say so, and fail what it has in line."""
+        log.error("model %s is corrupted: %s", model.id, trouble)
+        model.row.state, model.row.note = "corrupted", trouble
+        self.world.models.pop(model.id, None)
+        scheduler = self.scheduler_of(model)
+        scheduler.models.pop(model.id, None)
+        ended = [
+            (operation, Outcome(error=f"model {model.id} is corrupted: {trouble}", category="server"))
+            for operation in model.line.clear()
+        ]
+        await self.keep(Put(model.row))
+        if ended:
+            await self.finish(ended)
+
+    async def work_again(self, model: LiveModel, row: OperationRow) -> Work | PassWork | None:
+        """What a stored operation did to its model's weights, to be done again; None: nothing."""
+        work = await make_work(self, model, row.kind, read_operation(row), row)
+        return work if work.changes_weights else None
+
+    # ---- writing
+
+    async def keep(self, *changes: Change) -> None:
+        """Write changes, trying again for as long as the store cannot."""
+        pause = 0.5
+        while True:
+            try:
+                await self.store.write(*changes)
+                return
+            except StoreFailed as problem:
+                log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, 10.0)
+
+    async def write(self, *changes: Change) -> None:
+        """Write what a request asks for; a client whose request cannot be written is told to come again."""
+        try:
+            await self.store.write(*changes)
+        except StoreFailed as problem:
+            raise Problem(
+                503, f"the server cannot write: {problem}", headers={"retry-after": "5"}
+            ) from None
+
+    async def settled(self) -> None:
+        """Wait until everything that has ended is written."""
+        if self._writes:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._all_written.append(future)
+            await future
+
+    def _tell_written(self) -> None:
+        if not self._writes:
+            waiting, self._all_written = self._all_written, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    async def remove_folder(self, folder: Path) -> None:
+        """Delete files in the background of everything else."""
+        await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    def heard(self, session: LiveSession) -> None:
+        """A session's client is there; it is written down now and then."""
+        now = self.clock.monotonic()
+        session.heard = now
+        if now - session.written > 60.0:
+            session.written = now
+            session.row.last_seen = self.clock.time()
+            self.spawn(self.keep(Seen(session.row.id, session.row.last_seen)))
+
+
+def loss_of(definition: str) -> CreateCustomLossRequest:
+    """A custom loss from its stored definition."""
+    return decode(CreateCustomLossRequest, definition.encode())
