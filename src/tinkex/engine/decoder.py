@@ -73,18 +73,18 @@ class DecoderLayer:
         """The layer's output, and what its backward pass needs."""
         qkv, kept_in = self.attention_in(x_tc, plan, turn)
         q, k, v = qkv
-        attended, kept_attention = attend(plan, q, k, v, self.scaling, self.window)
+        attended, kept_attention = attend(plan, q, k, v, self.scaling, self.window, self.index)
         attended_tc = attended.view(x_tc.shape[0], -1)
         out_tc, lows = self.out.forward(attended_tc, plan)
         middle_tc = out_tc.add_(x_tc)
         if self.dense:
-            y_tc, *kept_mlp = self.gated_mlp(middle_tc, plan)
+            y_tc, kept_mlp = self.gated_mlp(middle_tc, plan)
         else:
             normed, rstd = rms_norm(middle_tc, self.norm_out.weight, self.eps)
             leaf = normed.requires_grad_()
             with torch.enable_grad():
                 mixed = self.experts(leaf, plan)
-            y_tc, kept_mlp = mixed.detach() + middle_tc, [rstd, leaf, mixed]
+            y_tc, kept_mlp = mixed.detach() + middle_tc, (rstd, leaf, mixed)
         return y_tc, _Kept(x_tc, kept_in, qkv, kept_attention, attended, lows, middle_tc, kept_mlp)
 
     def backward(
@@ -97,10 +97,9 @@ class DecoderLayer:
         tokens = attended.shape[0]
         dattended = self.out.backward(attended.view(tokens, -1), kept.lows, dmiddle_tc, plan, True)
         assert dattended is not None
-        rstd, raw_tnd, head_rstd, lows = kept.attention_in
-        dy_to = torch.empty(tokens, sum(self.qkv.sizes), dtype=dy_tc.dtype, device=dy_tc.device)
+        dy_to = plan.place("dqkv", (tokens, self.qkv.columns[-1][1]), dy_tc)
         dy_tnd = dy_to.view(tokens, -1, self.head_size)
-        dq, dk = attend_backward(
+        found = attend_backward(
             plan,
             kept.qkv,
             attended,
@@ -110,63 +109,105 @@ class DecoderLayer:
             self.window,
             dv=dy_tnd[:, self.heads :],
         )
-        turn.turn_back(dq, dy_tnd[:, : self.q_heads])
-        turn.turn_back(dk, dy_tnd[:, self.q_heads : self.heads])
+        start = 0
+        for turned_tnd in found:
+            end = start + turned_tnd.shape[1]
+            turn.turn_back(turned_tnd, dy_tnd[:, start:end])
+            start = end
+        normed, unit, rstd, raw_tnd, head_unit, head_rstd, lows = kept.attention_in
         if self.head_norm_nd is not None:
             dqk = dy_tnd[:, : self.heads]
-            unit = (
-                raw_tnd if raw_tnd.dtype == head_rstd.dtype else raw_tnd.to(head_rstd.dtype)
-            ) * head_rstd
-            dqk.copy_(rms_norm_backward(dqk, unit, head_rstd, self.head_norm_nd))
+            if head_unit is None:
+                head_unit = raw_tnd.to(head_rstd.dtype) * head_rstd
+            back_tnd = rms_norm_backward(
+                dqk, head_unit, head_rstd, self.head_norm_nd,
+                out=dqk if dqk.dtype == head_rstd.dtype else None,
+                work=plan.spare("heads", dqk.shape, dqk),
+            )  # fmt: skip
+            if back_tnd is not dqk:
+                dqk.copy_(back_tnd)
         weight = self.norm_in.weight
-        normed, unit = rms_norm_again(kept.x_tc, rstd, weight)
+        if normed is None:
+            normed, unit = rms_norm_again(kept.x_tc, rstd, weight)
         dnormed = self.qkv.backward(normed, lows, dy_to, plan, need_dx)
         if dnormed is None:
             return None
-        return rms_norm_backward(dnormed, unit, rstd, weight).add_(dmiddle_tc)
+        return self._norm_backward(dnormed, unit, rstd, weight, plan).add_(dmiddle_tc)
 
     def attention_in(
         self, x_tc: torch.Tensor, plan: Plan, turn: Rotation
     ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
         """Rotated q and k, and v, as `[T, heads, D]`; and what the backward pass needs."""
         tokens = x_tc.shape[0]
-        normed, rstd = rms_norm(x_tc, self.norm_in.weight, self.eps)
+        normed, unit, rstd = self._norm("in", x_tc, self.norm_in.weight, plan)
         y_to, lows = self.qkv.forward(normed, plan)
         y_tnd = y_to.view(tokens, -1, self.head_size)
         heads_tnd = raw_tnd = y_tnd[:, : self.heads]
-        head_rstd = None
+        head_unit = head_rstd = None
         if self.head_norm_nd is not None:
-            heads_tnd, head_rstd = rms_norm(raw_tnd, self.head_norm_nd, self.eps)
-        qk_tnd = torch.empty(heads_tnd.shape, dtype=x_tc.dtype, device=x_tc.device)
+            heads_tnd, head_unit, head_rstd = self._norm("heads", raw_tnd, self.head_norm_nd, plan)
+        qk_tnd = plan.place((self.index, "qk"), heads_tnd.shape, x_tc)
         turn.turn(heads_tnd, qk_tnd)
         outputs = (qk_tnd[:, : self.q_heads], qk_tnd[:, self.q_heads :], y_tnd[:, self.heads :])
-        return outputs, (rstd, raw_tnd, head_rstd, lows)
+        if unit is None:
+            normed = None
+        return outputs, (normed, unit, rstd, raw_tnd, head_unit, head_rstd, lows)
 
-    def gated_mlp(self, x_tc: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, Any, Any, Any, Any]:
+    def _norm(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, plan: Plan
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """The normalised input; that without the weight, where there is room to keep both; its scale."""
+        out, unit = (plan.spare((self.index, name, kind), x.shape, x) for kind in ("normed", "unit"))
+        if out is None:
+            unit = None
+        normed, rstd = rms_norm(x, weight, self.eps, out=out, unit=unit)
+        return normed, unit, rstd
+
+    def _norm_backward(
+        self, dy: torch.Tensor, unit: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, plan: Plan
+    ) -> torch.Tensor:
+        """The gradient of a norm's input, written over its output's."""
+        work = plan.spare("norm", dy.shape, dy)
+        return rms_norm_backward(dy, unit, rstd, weight, out=dy, work=work)
+
+    def gated_mlp(self, x_tc: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, Any]:
         """The input plus its gated MLP; and what the backward pass needs."""
-        normed, rstd = rms_norm(x_tc, self.norm_out.weight, self.eps)
+        normed, unit, rstd = self._norm("out", x_tc, self.norm_out.weight, plan)
         both_ti, lows_in = self.gate_up.forward(normed, plan)
         gate, up = both_ti.chunk(2, dim=-1)
-        out_tc, lows_out = self.down.forward(functional.silu(gate).mul_(up), plan)
-        return out_tc.add_(x_tc), rstd, both_ti, lows_in, lows_out
+        room = plan.spare((self.index, "silu"), gate.shape, gate)
+        if room is None:
+            silu, gated = None, functional.silu(gate).mul_(up)
+        else:
+            silu = torch.ops.aten.silu.out(gate, out=room)
+            gated = torch.mul(silu, up, out=plan.spare((self.index, "gated"), gate.shape, gate))
+        out_tc, lows_out = self.down.forward(gated, plan)
+        if unit is None:
+            normed = None
+        if silu is None:
+            gated = None
+        return out_tc.add_(x_tc), (normed, unit, rstd, both_ti, silu, gated, lows_in, lows_out)
 
     def _gated_mlp_backward(
-        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: list[Any], plan: Plan
+        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: Any, plan: Plan
     ) -> torch.Tensor:
-        rstd, both_ti, lows_in, lows_out = kept
+        normed, unit, rstd, both_ti, silu, gated, lows_in, lows_out = kept
         gate, up = both_ti.chunk(2, dim=-1)
-        silu = functional.silu(gate)
-        dgated = self.down.backward(silu * up, lows_out, dy_tc, plan, True)
+        if silu is None:
+            silu = functional.silu(gate)
+            gated = silu * up
+        dgated = self.down.backward(gated, lows_out, dy_tc, plan, True)
         assert dgated is not None
-        dboth = torch.empty_like(both_ti)
+        dboth = plan.place("dboth", both_ti.shape, both_ti)
         dgate, dup = dboth.chunk(2, dim=-1)
         torch.mul(dgated, silu, out=dup)
         torch.ops.aten.silu_backward.grad_input(dgated.mul_(up), gate, grad_input=dgate)
         weight = self.norm_out.weight
-        normed, unit = rms_norm_again(x_tc, rstd, weight)
+        if normed is None:
+            normed, unit = rms_norm_again(x_tc, rstd, weight)
         dnormed = self.gate_up.backward(normed, lows_in, dboth, plan, True)
         assert dnormed is not None
-        return rms_norm_backward(dnormed, unit, rstd, weight).add_(dy_tc)
+        return self._norm_backward(dnormed, unit, rstd, weight, plan).add_(dy_tc)
 
     def experts(self, normed: torch.Tensor, plan: Plan) -> torch.Tensor:
         """The mixture of experts, by transformers' own router and our experts function."""
@@ -175,7 +216,7 @@ class DecoderLayer:
         return mixed
 
     def _experts_backward(
-        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: list[Any], plan: Plan
+        self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: Any, plan: Plan
     ) -> torch.Tensor:
         rstd, leaf, mixed = kept
         (dnormed,) = torch.autograd.grad(mixed, [leaf], dy_tc)
@@ -194,7 +235,7 @@ class _Kept(NamedTuple):
     attended: torch.Tensor
     lows: list[torch.Tensor | None]
     middle_tc: torch.Tensor
-    mlp: list[Any]
+    mlp: tuple[Any, ...]
 
 
 class Decoder:
@@ -231,8 +272,11 @@ class Decoder:
             before = x_tc
             x_tc, one = layer.forward(before, plan, turn)
             kept.append((before, None if plan.checkpoint else one))
-        hidden, rstd = rms_norm(x_tc, self.norm.weight, self.eps)
-        return DecoderPass(self, plan, turn, kept, x_tc, rstd, hidden)
+        out, unit = (plan.spare(name, x_tc.shape, x_tc) for name in ("hidden", "unit"))
+        if out is None:
+            unit = None
+        hidden, rstd = rms_norm(x_tc, self.norm.weight, self.eps, out=out, unit=unit)
+        return DecoderPass(self, plan, turn, kept, x_tc, unit, rstd, hidden)
 
 
 @dataclass(slots=True)
@@ -244,14 +288,18 @@ class DecoderPass:
     turn: Rotation
     kept: list[tuple[torch.Tensor, _Kept | None]]
     last_tc: torch.Tensor
+    unit: torch.Tensor | None
     rstd: torch.Tensor
     hidden: torch.Tensor
 
     def backward(self, dhidden: torch.Tensor) -> None:
-        """Add the adapters' gradients to the plan's buffers, given that of the hidden states."""
+        """Add the adapters' gradients to the plan's buffers, given that of the hidden states, used up."""
         weight = self.decoder.norm.weight
-        unit = rms_norm_again(self.last_tc, self.rstd, weight)[1]
-        dx: torch.Tensor | None = rms_norm_backward(dhidden, unit, self.rstd, weight)
+        unit = rms_norm_again(self.last_tc, self.rstd, weight)[1] if self.unit is None else self.unit
+        work = self.plan.spare("norm", dhidden.shape, dhidden)
+        dx: torch.Tensor | None = rms_norm_backward(
+            dhidden, unit, self.rstd, weight, out=dhidden if self.unit is not None else None, work=work
+        )
         for layer in reversed(self.decoder.layers):
             x_tc, kept = self.kept.pop()
             if kept is None:

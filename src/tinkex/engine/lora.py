@@ -28,6 +28,8 @@ class LoraGroup:
 
     def __init__(self, name: str, linears: list[tuple[str, nn.Linear]]) -> None:
         self.name = name
+        self.backward_name = f"d {name.rpartition('.')[2]}"
+        """Where the input's gradient goes: one place for the groups of this kind in all layers."""
         self.paths = tuple(path for path, _ in linears)
         self.sizes = [linear.out_features for _, linear in linears]
         self.members = len(linears)
@@ -140,23 +142,23 @@ class LoraGroup:
         return dlow_rt
 
     def _folded_forward(self, x_ti: torch.Tensor, plan: Plan) -> torch.Tensor:
-        if len(plan.segments) == 1:
-            return functional.linear(x_ti, self.folded(plan.segments[0].adapter), self.bias_o)
-        y_to = torch.empty(x_ti.shape[0], self.weight_oi.shape[0], dtype=x_ti.dtype)
+        y_to = plan.place(self.name, (x_ti.shape[0], self.columns[-1][1]), x_ti)
         for segment in plan.segments:
-            x, y = _rows(segment, x_ti, y_to)
+            x, y = (x_ti, y_to) if len(plan.segments) == 1 else _rows(segment, x_ti, y_to)
             torch.mm(x, self.folded(segment.adapter).t(), out=y)
         return y_to if self.bias_o is None else y_to.add_(self.bias_o)
 
     def _folded_backward(
         self, x_ti: torch.Tensor, dy_to: torch.Tensor, plan: Plan, need_dx: bool
     ) -> torch.Tensor | None:
-        dx_ti = torch.empty(x_ti.shape, dtype=x_ti.dtype) if need_dx else None
+        dx_ti = plan.place(self.backward_name, x_ti.shape, x_ti) if need_dx else None
         for segment in plan.segments:
-            x, dy = (x_ti, dy_to) if len(plan.segments) == 1 else _rows(segment, x_ti, dy_to)
+            alone = len(plan.segments) == 1
+            x, dy = (x_ti, dy_to) if alone else _rows(segment, x_ti, dy_to)
             adapter = segment.adapter
             if dx_ti is not None:
-                torch.mm(dy, self.folded(adapter), out=dx_ti[segment.start : segment.end])
+                dx = dx_ti if alone else dx_ti[segment.start : segment.end]
+                torch.mm(dy, self.folded(adapter), out=dx)
             if adapter is not None and segment.grads is not None and self.name in adapter.layout.groups:
                 low_rt = functional.linear(adapter.compute.group_a[self.name], x)
                 self._factor_gradients(segment, x, dy, low_rt)

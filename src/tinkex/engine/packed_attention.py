@@ -10,7 +10,6 @@ key/value heads, G = H / K, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +23,9 @@ SHORT = 128
 
 CACHED = 1 << 18
 """Scores a batch may have on a CPU, so that they stay in a core's cache from one step to the next."""
+
+FEW = 4
+"""Batches of a row whose scores and heads lie in the pass's own room."""
 
 _Tensors = tuple[torch.Tensor, ...]
 
@@ -57,7 +59,13 @@ def packed_attention(
 
 
 def attend(
-    plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None
+    plan: Plan,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    layer: int = 0,
 ) -> tuple[torch.Tensor, list[Any]]:
     """What `packed_attention` gives, and what `attend_backward` needs."""
     if q.is_cuda:
@@ -65,13 +73,16 @@ def attend(
         with torch.enable_grad():
             graph = _on_gpu(plan, leaves[0], leaves[1], leaves[2], scaling, window)
         return graph.detach(), [*leaves, graph]
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = plan.place((layer, "attended"), q.shape, q)
     kept = []
-    for batch in _batches(plan, q.shape[1]):
-        run: Callable[..., _Tensors] = _short if batch.length <= SHORT else _long
+    for i, batch in enumerate(_batches(plan, q.shape[1])):
         rows = batch.rows
         mask = _mask(batch.length, window, q.shape[1] // k.shape[1], q.dtype)
-        kept.append(run(batch, (q[rows], k[rows], v[rows]), scaling, mask, out[rows]))
+        given = (q[rows], k[rows], v[rows])
+        if batch.length <= SHORT:
+            kept.append(_short(batch, given, scaling, mask, out[rows], plan, (layer, i)))
+        else:
+            kept.append(_long(batch, given, scaling, mask, out[rows]))
     return out, kept
 
 
@@ -84,22 +95,26 @@ def attend_backward(
     scaling: float,
     window: int | None,
     dv: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of q and k; that of v is written to `dv`."""
+) -> _Tensors:
+    """The gradients of q and k, as one tensor or as two; that of v is written to `dv`."""
     if dout.is_cuda:
         *leaves, graph = kept
         dq, dk, found = torch.autograd.grad(graph, leaves, dout)
         dv.copy_(found)
         return dq, dk
     q, k, v = qkv
-    dq, dk = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k))
-    for batch, one in zip(_batches(plan, q.shape[1]), kept, strict=True):
-        run = _short_backward if batch.length <= SHORT else _long_backward
+    heads = q.shape[1]
+    dqk = plan.place("dqk", (q.shape[0], heads + k.shape[1], q.shape[2]), q)
+    dq, dk = dqk[:, :heads], dqk[:, heads:]
+    for batch, one in zip(_batches(plan, heads), kept, strict=True):
         rows = batch.rows
-        mask = _mask(batch.length, window, q.shape[1] // k.shape[1], q.dtype)
         given, grads = (q[rows], k[rows], v[rows]), (dq[rows], dk[rows], dv[rows])
-        run(batch, given, out[rows], dout[rows], one, scaling, mask, grads)
-    return dq, dk
+        if batch.length <= SHORT:
+            _short_backward(batch, out[rows], dout[rows], one, scaling, grads, plan)
+        else:
+            mask = _mask(batch.length, window, heads // k.shape[1], q.dtype)
+            _long_backward(batch, given, out[rows], dout[rows], one, scaling, mask, grads)
+    return (dqk,)
 
 
 def _on_gpu(
@@ -173,8 +188,8 @@ class _OnCpu(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, dout_thd: torch.Tensor) -> Any:
         q, k, v, out = ctx.saved_tensors
         dv = torch.empty(v.shape, dtype=v.dtype)
-        dq, dk = attend_backward(ctx.plan, (q, k, v), out, dout_thd, ctx.kept, ctx.scaling, ctx.window, dv)
-        return dq, dk, dv, None, None, None
+        (dqk,) = attend_backward(ctx.plan, (q, k, v), out, dout_thd, ctx.kept, ctx.scaling, ctx.window, dv)
+        return *dqk.split([q.shape[1], k.shape[1]], dim=1), dv, None, None, None
 
 
 def _batches(plan: Plan, heads: int) -> list[_Batch]:
@@ -192,11 +207,14 @@ def _batches(plan: Plan, heads: int) -> list[_Batch]:
     return batches
 
 
-def _by_head(x: torch.Tensor, batch: _Batch, heads: int) -> torch.Tensor:
+def _by_head(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor | None = None) -> torch.Tensor:
     """`[S n, heads G, D]` as `[S heads, G n, D]`."""
     size = x.shape[2]
     split = x.view(batch.copies, batch.length, heads, -1, size).permute(0, 2, 3, 1, 4)
-    return split.reshape(batch.copies * heads, -1, size)
+    if out is None:
+        return split.reshape(batch.copies * heads, -1, size)
+    out.view(split.shape).copy_(split)
+    return out
 
 
 def _by_token(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor) -> None:
@@ -207,36 +225,61 @@ def _by_token(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor) -> 
 
 
 def _short(
-    batch: _Batch, given: _Tensors, scaling: float, mask: torch.Tensor, out: torch.Tensor
+    batch: _Batch,
+    given: _Tensors,
+    scaling: float,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    plan: Plan,
+    where: tuple[int, int],
 ) -> _Tensors:
-    heads = given[1].shape[1]
-    q, k, v = (_by_head(x, batch, heads) for x in given)
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scaling)
+    heads, size = given[1].shape[1:]
+    several, columns = batch.copies * heads, batch.length
+    queries = columns * (given[0].shape[1] // heads)
+    shapes = ((several, queries, size), (several, columns, size), (several, columns, size))
+    q, k, v = (
+        _by_head(x, batch, heads, _kept_room(plan, (*where, i), shape, x))
+        for i, (x, shape) in enumerate(zip(given, shapes, strict=True))
+    )
+    room = _kept_room(plan, (*where, 3), (several, queries, columns), q)
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scaling, out=room)
     probs = torch.softmax(scores, dim=-1, out=scores)
-    _by_token(torch.bmm(probs, v), batch, heads, out)
+    _by_token(torch.bmm(probs, v, out=plan.spare("heads", q.shape, q)), batch, heads, out)
     return q, k, v, probs
+
+
+def _kept_room(
+    plan: Plan, where: tuple[int, int, int], shape: tuple[int, ...], like: torch.Tensor
+) -> torch.Tensor | None:
+    """A place that lasts until the backward pass, for the first few batches of a row."""
+    return plan.spare(where, shape, like) if where[1] < FEW else None
 
 
 def _short_backward(
     batch: _Batch,
-    given: _Tensors,
     out: torch.Tensor,
     dout: torch.Tensor,
     kept: _Tensors,
     scaling: float,
-    _: object,
     grads: _Tensors,
+    plan: Plan,
 ) -> None:
     q, k, v, probs = kept
-    heads = given[1].shape[1]
-    along = _by_head((out * dout).sum(-1, keepdim=True), batch, heads)
-    dout = _by_head(dout, batch, heads)
-    dv = torch.bmm(probs.transpose(1, 2), dout)
-    dscores = torch.bmm(dout, v.transpose(1, 2)).sub_(along).mul_(probs)
-    dq = torch.bmm(dscores, k).mul_(scaling)
-    dk = torch.bmm(dscores.transpose(1, 2), q).mul_(scaling)
-    for x, into in zip((dq, dk, dv), grads, strict=True):
-        _by_token(x, batch, heads, into)
+    heads = grads[1].shape[1]
+    along = torch.mul(out, dout, out=plan.spare("along", out.shape, out)).sum(-1, keepdim=True)
+    along = _by_head(along, batch, heads)
+    dout = _by_head(dout, batch, heads, plan.spare("heads", q.shape, q))
+    dscores = torch.bmm(dout, v.transpose(1, 2), out=plan.spare("dscores", probs.shape, q))
+    dscores.sub_(along).mul_(probs)
+    dv = torch.bmm(probs.transpose(1, 2), dout, out=plan.spare("dv", v.shape, v))
+    _by_token(dv, batch, heads, grads[2])
+    for left, right, like, name, into in (
+        (dscores.transpose(1, 2), q, k, "dv", grads[1]),
+        (dscores, k, q, "heads", grads[0]),
+    ):
+        room = plan.place(name, like.shape, like)
+        torch.baddbmm(room, left, right, beta=0, alpha=scaling, out=room)
+        _by_token(room, batch, heads, into)
 
 
 def _repeated(x: torch.Tensor, batch: _Batch, heads: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ Shape letters: T tokens of the pass, H query heads, K key/value heads, D head si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import torch
 
 if TYPE_CHECKING:
     from .adapters import Adapter, LoraTensors
+    from .workspace import Workspace
 
 AttentionFn = Callable[
     ["Plan", int, torch.Tensor, torch.Tensor, torch.Tensor, float, "int | None"],
@@ -58,6 +59,17 @@ class Plan:
     """Add each adapter's product to the weights before use; for passes of many tokens on small models."""
     scratch: dict[Any, Any] = field(default_factory=dict)
     """Values computed once a pass and shared by its layers (index tensors on the device, for example)."""
+    room: Workspace | None = None
+    """Where the pass may put its tensors; None: each is allocated."""
+
+    def spare(self, name: Hashable, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor | None:
+        """A place for a tensor of this shape, to give as `out`; None: let the operation allocate it."""
+        return None if self.room is None else self.room.take(name, shape, like.dtype)
+
+    def place(self, name: Hashable, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape with anything in it."""
+        found = None if self.room is None else self.room.take(name, shape, like.dtype)
+        return torch.empty(shape, dtype=like.dtype, device=like.device) if found is None else found
 
     @property
     def tokens(self) -> int:

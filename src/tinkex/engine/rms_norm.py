@@ -8,13 +8,26 @@ from __future__ import annotations
 import torch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised input times `weight`, and the reciprocal root mean square of each row."""
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+    unit: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised input times `weight`, and the reciprocal root mean square of each row.
+
+    `out` and `unit`, given together for float32 and float64 inputs on a CPU, take the result and the
+    normalised input without the weight.
+    """
     if _fused(x, weight):
         y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)
         return y, rstd
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    rstd = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    rstd = torch.mul(wide, wide, out=unit).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if unit is not None and out is not None:
+        return torch.mul(torch.mul(wide, rstd, out=unit), weight, out=out), rstd
     return _weighted(wide * rstd, x.dtype, weight), rstd
 
 
@@ -29,16 +42,25 @@ def rms_norm_again(
 
 
 def rms_norm_backward(
-    dy: torch.Tensor, kept: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
+    dy: torch.Tensor,
+    kept: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    work: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of the input, given the output's and what `rms_norm_again` gave."""
+    """The gradient of the input, given the output's and what `rms_norm_again` gave.
+
+    `out`, which may be `dy` itself, and `work` are places for the result and for what is needed on the way.
+    """
     if _fused(kept, weight):
         dx: torch.Tensor = torch.ops.aten._fused_rms_norm_backward(
             dy.contiguous(), kept, [kept.shape[-1]], rstd, weight, [True, False]
         )[0]
         return dx
-    dunit = dy * weight if dy.dtype == rstd.dtype else dy.to(rstd.dtype) * weight
-    mean = (dunit * kept).mean(-1, keepdim=True)
+    dunit = torch.mul(dy, weight, out=out) if dy.dtype == rstd.dtype else dy.to(rstd.dtype) * weight
+    mean = torch.mul(dunit, kept, out=work).mean(-1, keepdim=True)
     return dunit.addcmul_(kept, mean, value=-1).mul_(rstd).to(dy.dtype)
 
 

@@ -27,6 +27,7 @@ from .messages import PartFailure, PartResult, TrainPart
 from .packed_attention import packed_attention
 from .packing import Run, micro_batches
 from .plan import Plan, Segment
+from .workspace import Workspace
 
 TOKEN_BUDGET = {"cpu": 1024, "cuda": 16384}
 
@@ -103,6 +104,8 @@ class Trainer:
         self.token_budget = token_budget or TOKEN_BUDGET.get(kind, TOKEN_BUDGET["cpu"])
         self.checkpoint_activations = checkpoint_activations
         self.deterministic = deterministic
+        wide = base.dtype in (torch.float32, torch.float64)
+        self.room = Workspace() if base.by_hand and wide and not checkpoint_activations else None
 
     def run(self, parts: Sequence[tuple[TrainState, TrainPart]]) -> list[PartResult | PartFailure]:
         """One joined pass; answers in the order of the parts, each a result or its own failure."""
@@ -197,6 +200,7 @@ class Trainer:
             anchor=torch.zeros((), device=self.base.device, requires_grad=True) if backward else None,
             checkpoint=self.checkpoint_activations,
             fold=self.base.foldable and all(s.end - s.start >= self.base.hidden_size for s in segments),
+            room=self.room if backward else None,
         )
         spans = [_rows(parts[run.part].data, run) for run in batch]
         tokens = _joined([parts[r.part].data.tokens_t[s] for r, s in zip(batch, spans, strict=True)])
@@ -204,7 +208,7 @@ class Trainer:
         row = (tokens.unsqueeze(0), positions.unsqueeze(0), plan)
         step = self.base.training_pass(*row) if backward else None
         values = self.base.hidden_states(*row) if step is None else step.hidden
-        dhidden = torch.empty_like(values) if backward else None
+        dhidden = plan.place("dhidden", values.shape, values) if backward else None
         for run, segment, span in zip(batch, segments, spans, strict=True):
             here = slice(segment.start, segment.end)
             part = parts[run.part]
