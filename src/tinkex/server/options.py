@@ -25,7 +25,9 @@ class Limits:
     tokens: int = 4 << 20
     """Most tokens in one pass."""
     rank: int = 512
+    """Largest rank of an adapter."""
     num_samples: int = 1024
+    """Most samples of one prompt."""
     topk: int = 20
     """Most top logprobs asked for at a position."""
     sessions: int = 10_000
@@ -43,8 +45,9 @@ class Limits:
     custom_losses: int = 1024
     """Custom losses of one session."""
     shortest_ttl: int = 60
+    """Shortest life a checkpoint may be given, in seconds."""
     longest_ttl: int = 10 * 366 * 24 * 3600
-    """Seconds."""
+    """Longest life a checkpoint may be given, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +87,35 @@ class ServerOptions:
     """Everything a server needs to know to start."""
 
     models: tuple[ModelSpec, ...]
+    """The base models on offer."""
     state: Path
+    """The folder with all the server remembers."""
     host: str = "127.0.0.1"
+    """The address to listen on."""
     port: int = 8787
+    """The port to listen on; 0: a free one."""
     public_url: str | None = None
     """The address clients see, path prefix included; download addresses are built from it."""
+    tls_cert: Path | None = None
+    """The file with the certificate (and those between it and its root) to serve https with."""
+    tls_key: Path | None = None
+    """The file with the certificate's key."""
     api_key: Secret | None = None
     """One key beside those in the key file; its owner is `owner`."""
     owner: str = "local"
+    """Whose things the key given at the start opens."""
     device: str | None = None
+    """Where engines run: cpu, cuda, cuda:1; by default a GPU if there is one."""
     dtype: str | None = None
+    """What engines compute in: float32, bfloat16; by default what suits the device."""
     threads: int | None = None
-    """Threads of the engine on a CPU; None: one for small models."""
+    """Threads of an engine on a CPU; by default one for small models."""
     deterministic: bool = False
+    """Whether the same work gives the same bits, at some cost in speed."""
     trust_remote_code: bool = False
+    """Whether code in a model's folder may be run."""
     durability: Durability = "process"
+    """What finished work survives: a killed process, or a power cut too."""
     parallel_chunks: bool = False
     """Whether clients may send the pieces of one pass in parallel."""
     jwt: bool = False
@@ -112,6 +129,7 @@ class ServerOptions:
     snapshot_bytes: int = 256 << 20
     """And when the operations since the last snapshot hold so many bytes."""
     log_level: str = "info"
+    """How much is logged: debug, info, warning, error."""
     rates: dict[str, float] = field(default_factory=dict)
     """Dollars per million tokens by usage kind; without any, costs are 0."""
     limits: Limits = Limits()

@@ -1,0 +1,5 @@
+"""`python -m tinkex` is the command line."""
+
+from .cli.main import main
+
+raise SystemExit(main())

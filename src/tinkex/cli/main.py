@@ -1,0 +1,167 @@
+"""`tinkex`: finds the command, loads its file alone, runs it, and turns what goes wrong into one line.
+
+A command file has `register(parser, commands)`: it fills the parser, with `commands(parser)` for commands
+below it, and sets `run`, a function of the arguments and the output that returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from .output import CommandError, Mode, Output, UsageError
+
+__all__ = ["COMMANDS", "Parser", "Run", "main"]
+
+Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("serve", "run a server for models on this machine"),
+    "keys": ("keys", "add, list and revoke the keys of a server"),
+    "version": ("version", "show the version"),
+}
+"""Command -> the file it is in, and what it does."""
+
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads arguments; what it cannot read is an error like any other."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was not understood."""
+        raise UsageError(message, f"see `{self.prog} --help`")
+
+    def command(self, run: Run) -> None:
+        """Make this the parser of a command that can be run."""
+        self.set_defaults(run=run)
+        add_modes(self)
+
+    def commands(self) -> argparse._SubParsersAction[Parser]:
+        """Commands below this one."""
+        add_modes(self)
+        return self.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """The options every command has."""
+    modes = parser.add_argument_group("output")
+    keep = argparse.SUPPRESS  # what stands before the command holds unless it is said again
+    modes.add_argument("--json", dest="mode", action="store_const", const="json", default=keep,
+                       help="print JSON, also for errors")  # fmt: skip
+    modes.add_argument("--quiet", "-q", dest="mode", action="store_const", const="quiet", default=keep,
+                       help="print only what matters")  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and give its exit code: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    out = Output(_mode(given))
+    try:
+        code = _run(given, out)
+        out.stdout.flush()
+        return code
+    except CommandError as error:
+        out.error(error)
+        return error.code
+    except KeyboardInterrupt:
+        out.error(CommandError("interrupted"))
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing more is written, not even at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        out.error(_told(error))
+        return 1
+
+
+def _run(given: list[str], out: Output) -> int:
+    top = Parser(prog="tinkex", description="Fine-tune language models from a plain Python loop, anywhere.",
+                 add_help=False, usage="tinkex [--json | --quiet] COMMAND ...")  # fmt: skip
+    top.add_argument("-h", "--help", action="store_true", help="show this and leave")
+    top.add_argument("-V", "--version", action="store_true", help="show the version and leave")
+    top.add_argument(
+        "-f", "--format", dest="mode", choices=["table", "json"], help="the same as --json, or not"
+    )
+    add_modes(top)
+    at = _where(given)
+    before = top.parse_args(given[:at])
+    if before.help or (at == len(given) and not before.version):
+        _help(top, out)
+        return 0 if before.help else 2
+    if before.version:
+        return _command("version", [], out)
+    return _command(given[at], given[at + 1 :], out)
+
+
+def _command(name: str, rest: list[str], out: Output) -> int:
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        raise UsageError(
+            f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), "see `tinkex --help`"
+        )
+    file, does = COMMANDS[name]
+    parser = Parser(prog=f"tinkex {name}", description=f"{does[0].upper()}{does[1:]}.")
+    importlib.import_module(f".{file}", __package__).register(parser)
+    chosen = parser.parse_args(rest)
+    run: Run = chosen.run
+    return run(chosen, out)
+
+
+def _where(given: Sequence[str]) -> int:
+    """Where the command stands: at the first word that belongs to no option."""
+    skip = False
+    for at, word in enumerate(given):
+        if not skip and not word.startswith("-"):
+            return at
+        skip = word in ("-f", "--format")
+    return len(given)
+
+
+def _help(top: Parser, out: Output) -> None:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {does}" for name, (_, does) in COMMANDS.items()]
+    out.line(top.format_help())
+    out.line("\ncommands:\n" + "\n".join(lines))
+    out.line("\n`tinkex COMMAND --help` tells more about each.")
+
+
+def _mode(given: Sequence[str]) -> Mode:
+    """How to print; needed before the arguments are read, since they may be wrong."""
+    mode: Mode = "table"
+    for before, word in zip(["", *given], given, strict=False):
+        if word == "--":
+            break
+        if before in ("-f", "--format") or word.startswith("--format="):
+            mode = "json" if word.endswith("json") else "table"
+        elif word == "--json":
+            mode = "json"
+        elif word in ("--quiet", "-q"):
+            mode = "quiet"
+    return mode
+
+
+def _told(error: Exception) -> CommandError:
+    """What went wrong, for somebody who does not read Python."""
+    from ..errors import TinkerError
+
+    if os.environ.get("TINKEX_DEBUG"):
+        raise error
+    if isinstance(error, TinkerError):
+        return CommandError(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        return CommandError(f"{error.filename or 'the system'}: {error.strerror}")
+    return CommandError(
+        f"unexpected {type(error).__name__}: {error}", "set TINKEX_DEBUG=1 to see where it comes from"
+    )

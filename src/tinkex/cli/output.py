@@ -1,0 +1,129 @@
+"""The one place that prints: for people, as JSON, or only what matters; problems are a line on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TextIO, TypeAlias
+
+__all__ = ["CommandError", "Mode", "Output", "UsageError"]
+
+Mode: TypeAlias = Literal["table", "json", "quiet"]
+
+
+class CommandError(Exception):
+    """A command that did not succeed: what happened, and what to do next."""
+
+    code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+class UsageError(CommandError):
+    """A command that was not understood."""
+
+    code = 2
+
+
+class Output:
+    """Where a command's results go; in JSON mode stdout holds one document and nothing else."""
+
+    def __init__(
+        self, mode: Mode = "table", stdout: TextIO | None = None, stderr: TextIO | None = None
+    ) -> None:
+        self.mode = mode
+        self._stdout, self._stderr = stdout, stderr
+
+    @property
+    def stdout(self) -> TextIO:
+        """Where results go."""
+        return self._stdout or sys.stdout
+
+    @property
+    def stderr(self) -> TextIO:
+        """Where everything else goes."""
+        return self._stderr or sys.stderr
+
+    def table(
+        self,
+        columns: Mapping[str, str],
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        name: str,
+        empty: str = "",
+    ) -> None:
+        """Rows under headings (field -> heading); as JSON `{name: rows}`, quietly the first column."""
+        if self.mode == "json":
+            self.document({name: [dict(row) for row in rows]})
+        elif self.mode == "quiet":
+            first = next(iter(columns))
+            for row in rows:
+                self.line(_cell(row.get(first)))
+        elif not rows:
+            self.line(empty or f"no {name}")
+        else:
+            cells = [
+                list(columns.values()),
+                *([_cell(row.get(field)) for field in columns] for row in rows),
+            ]
+            widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+            for line in cells:
+                self.line("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+
+    def record(self, fields: Mapping[str, Any], *, essential: str, text: str = "") -> None:
+        """One thing; quietly only its essential field, for people a text or its fields below each other."""
+        if self.mode == "json":
+            self.document(dict(fields))
+        elif self.mode == "quiet":
+            self.line(_cell(fields[essential]))
+        elif text:
+            self.line(text)
+        else:
+            width = max(map(len, fields))
+            for name, value in fields.items():
+                self.line(f"{name.ljust(width)}  {_cell(value)}")
+
+    def document(self, data: Any) -> None:
+        """A JSON document."""
+        import json
+
+        self.line(json.dumps(data, indent=2, default=str))
+
+    def say(self, text: str) -> None:
+        """Prose, for people only."""
+        if self.mode == "table":
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        """A line in every mode."""
+        self.stdout.write(f"{text.rstrip()}\n")
+
+    def warn(self, text: str) -> None:
+        """Something the user should know, on stderr."""
+        if self.mode == "json":
+            self._object({"warning": text})
+        else:
+            self.stderr.write(f"warning: {text}\n")
+
+    def error(self, error: CommandError) -> None:
+        """Why the command failed and what to do, on stderr: one line, or one JSON object."""
+        message, hint = " ".join(error.message.split()), " ".join(error.hint.split())
+        if self.mode == "json":
+            self._object({"error": message, "hint": hint, "exit_code": error.code})
+        else:
+            self.stderr.write(f"tinkex: {message}{f' ({hint})' if hint else ''}\n")
+
+    def _object(self, data: Mapping[str, Any]) -> None:
+        import json
+
+        self.stderr.write(json.dumps(data) + "\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

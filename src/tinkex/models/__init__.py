@@ -1,0 +1,77 @@
+"""How a model's name becomes a folder with its files.
+
+In this order: a folder's own path; an entry of the folders in TINKEX_MODELS (`<folder>/<name>`, the name
+may hold a slash); a model that ships with the package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import InvalidArgumentError
+
+__all__ = ["EMBEDDED", "is_path", "known", "resolve"]
+
+EMBEDDED = Path(__file__).parent
+"""Where the models of the package itself are, one folder each."""
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is written as a path: it begins with `/`, `./`, `../` or `~`."""
+    first = name.replace(os.sep, "/").split("/")[0]
+    return first in ("", ".", "..") or first.startswith("~") or Path(name).is_absolute()
+
+
+def resolve(name: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of a model; the error names the models that are known here."""
+    if not name:
+        raise InvalidArgumentError("a model's name is empty")
+    itself = Path(name).expanduser()
+    if is_path(name):
+        return check(itself, name)
+    for shelf in (Path.cwd(), *shelves(environ), EMBEDDED):
+        folder = shelf / name
+        if is_model(folder):
+            return folder.resolve()
+    if itself.is_dir():
+        return check(itself, name)
+    offer = ", ".join(known(environ))
+    raise InvalidArgumentError(
+        f"model {name!r}: no such folder, and it is not known by that name. "
+        f"Give its folder, NAME=FOLDER, or put it under a folder named in TINKEX_MODELS. "
+        + (f"Known here: {offer}" if offer else "None is known here")
+    )
+
+
+def check(folder: Path, name: str) -> Path:
+    """The folder in full, refused if it is not a model's."""
+    if not folder.is_dir():
+        raise InvalidArgumentError(f"model {name!r}: there is no folder {folder}")
+    if not is_model(folder):
+        raise InvalidArgumentError(
+            f"model {name!r}: {folder} has no config.json; the folder of a model in "
+            "Hugging Face form is needed (config.json, *.safetensors, tokenizer.json)"
+        )
+    return folder.resolve()
+
+
+def known(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The names that need no folder."""
+    names = set()
+    for shelf in (*shelves(environ), EMBEDDED):
+        for pattern in ("*/config.json", "*/*/config.json"):
+            names |= {found.parent.relative_to(shelf).as_posix() for found in shelf.glob(pattern)}
+    return sorted(names)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder looks like a model's."""
+    return (folder / "config.json").is_file()
+
+
+def shelves(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """The folders named in TINKEX_MODELS."""
+    listed = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
+    return [Path(each).expanduser() for each in listed.split(os.pathsep) if each]

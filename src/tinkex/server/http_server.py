@@ -1,0 +1,135 @@
+"""uvicorn as this server runs it: a bound on headers, and a stop that lets running work end first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .listening import BACKLOG
+from .options import ServerOptions
+
+__all__ = ["HEAD_BYTES", "HttpServer", "Protocol", "configure"]
+
+HEAD_BYTES = 64 << 10
+"""Most bytes of a request before its body: the path and all headers."""
+KEEP_ALIVE = 75
+"""Seconds a connection may idle: longer than clients keep theirs, so that they close first."""
+
+_TOO_LARGE = b'{"detail":"the path and headers of a request may have %d bytes"}' % HEAD_BYTES
+_REFUSAL = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_TOO_LARGE), _TOO_LARGE)
+)
+
+
+class Protocol(HttpToolsProtocol):
+    """HTTP/1.1 whose requests cannot fill the memory with headers."""
+
+    _head: int | None = 0
+    """Bytes of a head that has not ended; None while a body is read."""
+    _turned = False
+    """Whether a head or a request ended within the bytes at hand."""
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, unless a request's head has grown too large."""
+        self._turned = False
+        super().data_received(data)
+        if self._head is None or self._turned:
+            return
+        self._head += len(data)
+        if self._head > HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_REFUSAL)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """The head has ended."""
+        self._head, self._turned = None, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request has ended: what comes next is a head."""
+        self._head, self._turned = 0, True
+        super().on_message_complete()
+
+
+def configure(options: ServerOptions, app: Any) -> uvicorn.Config:
+    """How uvicorn is to run an application."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, round(options.times.drain)),
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """Tells when it listens; on the first signal lets work end, on the second stops at once."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        listening: Callable[[], None],
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(config)
+        self._listening, self._drain = listening, drain
+        self._forced = asyncio.Event()
+        self.signals = 0
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Start the application and take connections."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._listening()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Let work end while clients can still fetch results, then close."""
+        drain = asyncio.ensure_future(self._drain())
+        forced = asyncio.ensure_future(self._forced.wait())
+        await asyncio.wait((drain, forced), return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        drain.cancel()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGINT and SIGTERM; a server that was told to stop and did has not failed."""
+        loop = asyncio.get_running_loop()
+
+        def told(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._told)
+
+        before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _told(self) -> None:
+        self.signals += 1
+        self.should_exit = True
+        if self.signals > 1:
+            self.force_exit = True
+            self._forced.set()

@@ -1,0 +1,148 @@
+"""One server from its start to its end: state folder, socket, keys, application, and a tidy stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol, TextIO, TypeAlias
+
+from ..config import Secret
+from . import banner, logs
+from .keys import KeyInfo, KeyRing
+from .listening import CannotStart, address, check_tls, is_loopback, listen
+from .options import ServerOptions
+from .places import KEY_FILE
+from .state_folder import StateFolder, StateInUse
+
+__all__ = ["Application", "CannotStart", "MakeApplication", "run"]
+
+log = logging.getLogger(__name__)
+
+Mode: TypeAlias = Literal["table", "json", "quiet"]
+
+
+class Application(Protocol):
+    """An ASGI application with a lifespan that can be asked to come to an end."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or live from start to stop."""
+
+    async def drain(self) -> None:
+        """Take no new work, and return when running work has ended or had its time."""
+
+
+Ready: TypeAlias = Callable[[str, str, str], None]
+"""Told the name, device and dtype of a model that can be used."""
+MakeApplication: TypeAlias = Callable[
+    [ServerOptions, KeyRing, str, Ready, StateFolder], Awaitable[Application]
+]
+
+
+def run(
+    options: ServerOptions,
+    *,
+    mode: Mode = "table",
+    stdout: TextIO | None = None,
+    make: MakeApplication | None = None,
+) -> int:
+    """Serve until told to stop, then 0; a `TinkerError` says why it could not start."""
+    logs.set_up(options.log_level)
+    check_tls(options)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_state_folder(options))
+        keys = KeyRing(options.state / KEY_FILE, extra=options.api_key, extra_owner=options.owner)
+        made = keys.ensure_one(options.owner)
+        listener = stack.enter_context(contextlib.closing(listen(options.host, options.port)))
+        front = _Front(
+            options, keys, listener, None if made is None else made[1], mode, stdout or sys.stdout
+        )
+        runner = stack.enter_context(asyncio.Runner(loop_factory=_new_loop))
+        return runner.run(_serve(front, make or _assembled, folder))
+
+
+async def _assembled(
+    options: ServerOptions, keys: KeyRing, url: str, ready: Ready, folder: StateFolder
+) -> Application:
+    from .assembly import assemble
+
+    return await assemble(options, keys, url, ready, folder)
+
+
+def _state_folder(options: ServerOptions) -> StateFolder:
+    try:
+        return StateFolder(options.state)
+    except StateInUse as problem:
+        raise CannotStart(f"{problem} with --state") from None
+    except OSError as problem:
+        raise CannotStart(f"state folder {options.state}: {problem.strerror}") from None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # there is none for this platform
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class _Front:
+    """What is said to whoever started the server."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        keys: KeyRing,
+        listener: socket.socket,
+        new_key: Secret | None,
+        mode: Mode,
+        stdout: TextIO,
+    ) -> None:
+        self.options, self.keys, self.listener = options, keys, listener
+        self.url = address(listener, tls=options.tls_cert is not None)
+        self._new_key, self._mode, self._stdout = new_key, mode, stdout
+        self._began = time.monotonic()
+
+    def listening(self) -> None:
+        if self._mode == "json":
+            self._say(banner.first_line(self.options, self.url, self._new_key))
+        elif self._mode == "quiet":
+            self._say(self.options.public_url or self.url)
+            if self._new_key is not None:
+                self._say(self._new_key.reveal())
+        else:
+            self._say(banner.banner(self.options, self.url, self._open_keys(), self._new_key))
+        self._new_key = None
+        for warning in banner.warnings(self.options, loopback=is_loopback(self.listener)):
+            log.warning("%s", warning)
+
+    def ready(self, name: str, device: str, dtype: str) -> None:
+        if self._mode == "table":
+            self._say(banner.ready_line(name, device, dtype, time.monotonic() - self._began))
+
+    def _open_keys(self) -> list[KeyInfo]:
+        given = [] if self.keys.ad_hoc is None else [self.keys.ad_hoc]
+        return given + [info for info in self.keys.list() if info.revoked is None]
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # whoever read it has gone; the server stays
+            self._stdout.write(f"{text}\n")
+            self._stdout.flush()
+
+
+async def _serve(front: _Front, make: MakeApplication, folder: StateFolder) -> int:
+    from .http_server import HttpServer, configure
+
+    app = await make(front.options, front.keys, front.url, front.ready, folder)
+    config = configure(front.options, app)
+    server = HttpServer(config, listening=front.listening, drain=app.drain)
+    try:
+        await server.serve(sockets=[front.listener])
+    except SystemExit:  # how uvicorn says that the application did not start; it has told the log why
+        return 1
+    return 0
