@@ -25,17 +25,21 @@ from .._lazy import lazy_exports
 if TYPE_CHECKING:
     from .asgi_transport import AsgiTransport
     from .calls import Call
+    from .direct_link import DirectLink
     from .exchange import FakeRequest, FakeResponse, reply
     from .fake_clock import FakeClock
     from .fake_service import FakeService
     from .faults import Fault
     from .http_server import FakeServer
     from .memory_store import MemoryStore
+    from .noop_engine import NoopEngine
+    from .tiny_models import make_tiny_model
     from .transports import HandlerTransport, ScriptedTransport
 
 _TABLE = {
     "AsgiTransport": ".asgi_transport",
     "Call": ".calls",
+    "DirectLink": ".direct_link",
     "FakeClock": ".fake_clock",
     "FakeRequest": ".exchange",
     "FakeResponse": ".exchange",
@@ -44,13 +48,16 @@ _TABLE = {
     "Fault": ".faults",
     "HandlerTransport": ".transports",
     "MemoryStore": ".memory_store",
+    "NoopEngine": ".noop_engine",
     "ScriptedTransport": ".transports",
+    "make_tiny_model": ".tiny_models",
     "reply": ".exchange",
 }
 
 __all__ = [
     "AsgiTransport",
     "Call",
+    "DirectLink",
     "FakeClock",
     "FakeRequest",
     "FakeResponse",
@@ -59,7 +66,9 @@ __all__ = [
     "Fault",
     "HandlerTransport",
     "MemoryStore",
+    "NoopEngine",
     "ScriptedTransport",
+    "make_tiny_model",
     "reply",
 ]
 __getattr__, __dir__ = lazy_exports(__name__, _TABLE)
