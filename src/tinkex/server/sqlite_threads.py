@@ -35,11 +35,24 @@ class Call:
     error: StoreFailed | None = None
 
 
+# What SQLite says of values it cannot take; everything else it says is about the disk or the file.
+_ROWS_AT_FAULT = (
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+)
+
+
 def in_words(error: BaseException, doing: str) -> StoreFailed:
     """What went wrong, as the store tells it."""
     if isinstance(error, StoreFailed):
         return error
-    failed = StoreFailed(f"the store could not {doing}: {error or type(error).__name__}")
+    if isinstance(error, sqlite3.Error):
+        again = not isinstance(error, _ROWS_AT_FAULT)
+    else:
+        again = isinstance(error, OSError)
+    failed = StoreFailed(f"the store could not {doing}: {error or type(error).__name__}", again=again)
     failed.__cause__ = error
     return failed
 
@@ -211,5 +224,5 @@ class Writer(SqliteThread):
         except sqlite3.Error:
             self._let_go()
         else:
-            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+            if isinstance(error, sqlite3.Error) and not isinstance(error, _ROWS_AT_FAULT):
                 self._let_go()

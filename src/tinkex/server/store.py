@@ -27,11 +27,14 @@ from .records import (
 
 
 class StoreFailed(Exception):
-    """What was asked of the store did not happen: nothing was changed, and it may be asked again."""
+    """What was asked of the store did not happen: nothing was changed, and the store can be used on.
 
-    def __init__(self, text: str) -> None:
+    `again` says whether the same may succeed later: not where the rows themselves cannot be stored.
+    """
+
+    def __init__(self, text: str, *, again: bool = True) -> None:
         super().__init__(text)
-        self.text = text
+        self.text, self.again = text, again
 
 
 R = TypeVar("R", SessionRow, ModelRow, SamplerRow, CheckpointRow, OperationRow, LossRow)

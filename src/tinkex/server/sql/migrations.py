@@ -32,7 +32,7 @@ _FIRST = (
     CREATE TABLE samplers (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL,
         created REAL NOT NULL, model_path TEXT, model_id TEXT, version TEXT NOT NULL,
-        joined INTEGER NOT NULL
+        folder TEXT NOT NULL, joined INTEGER NOT NULL
     ) WITHOUT ROWID
     """,
     "CREATE INDEX samplers_of_session ON samplers (session_id)",
