@@ -56,6 +56,10 @@ class App:
         """Take no new work, and return when running work has ended or had its time."""
         await self.service.drain()
 
+    def release(self) -> None:
+        """Have those who wait for results ask again, of the server that comes next."""
+        self.service.release()
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -18,10 +20,14 @@ from .options import ServerOptions
 
 __all__ = ["HEAD_BYTES", "HttpServer", "Protocol", "configure"]
 
+log = logging.getLogger(__name__)
+
 HEAD_BYTES = 64 << 10
 """Most bytes of a request before its body: the path and all headers."""
 KEEP_ALIVE = 75
 """Seconds a connection may idle: longer than clients keep theirs, so that they close first."""
+LAST_ANSWERS = 5
+"""Seconds a stopping server has to send its last answers, after running work had its time."""
 
 _TOO_LARGE = b'{"detail":"the path and headers of a request may have %d bytes"}' % HEAD_BYTES
 _REFUSAL = (
@@ -75,7 +81,7 @@ def configure(options: ServerOptions, app: Any) -> uvicorn.Config:
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, round(options.times.drain)),
+        timeout_graceful_shutdown=LAST_ANSWERS,
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
@@ -91,9 +97,10 @@ class HttpServer(uvicorn.Server):
         *,
         listening: Callable[[], None],
         drain: Callable[[], Awaitable[None]],
+        release: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._listening, self._drain = listening, drain
+        self._listening, self._drain, self._release = listening, drain, release
         self._forced = asyncio.Event()
         self.signals = 0
 
@@ -105,16 +112,23 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Let work end while clients can still fetch results, then close."""
+        log.info("stopping: no new work is taken, running work ends")
         drain = asyncio.ensure_future(self._drain())
         forced = asyncio.ensure_future(self._forced.wait())
         await asyncio.wait((drain, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         drain.cancel()
+        # Held polls are answered after all connections were told to close behind their answer (what
+        # uvicorn does before it first waits): no client asks again on one of them and is held anew.
+        asyncio.get_running_loop().call_soon(self._release)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGINT and SIGTERM; a server that was told to stop and did has not failed."""
+        if threading.current_thread() is not threading.main_thread():  # others get no signals
+            yield
+            return
         loop = asyncio.get_running_loop()
 
         def told(number: int, frame: FrameType | None) -> None:

@@ -35,6 +35,9 @@ class Application(Protocol):
     async def drain(self) -> None:
         """Take no new work, and return when running work has ended or had its time."""
 
+    def release(self) -> None:
+        """Have those who wait for results ask again, of the server that comes next."""
+
 
 Ready: TypeAlias = Callable[[str, str, str], None]
 """Told the name, device and dtype of a model that can be used."""
@@ -107,6 +110,7 @@ class _Front:
         self.url = address(listener, tls=options.tls_cert is not None)
         self._new_key, self._mode, self._stdout = new_key, mode, stdout
         self._began = time.monotonic()
+        self._announced: set[str] = set()
 
     def listening(self) -> None:
         if self._mode == "json":
@@ -122,7 +126,8 @@ class _Front:
             log.warning("%s", warning)
 
     def ready(self, name: str, device: str, dtype: str) -> None:
-        if self._mode == "table":
+        if self._mode == "table" and name not in self._announced:
+            self._announced.add(name)
             self._say(banner.ready_line(name, device, dtype, time.monotonic() - self._began))
 
     def _open_keys(self) -> list[KeyInfo]:
@@ -140,7 +145,7 @@ async def _serve(front: _Front, make: MakeApplication, folder: StateFolder) -> i
 
     app = await make(front.options, front.keys, front.url, front.ready, folder)
     config = configure(front.options, app)
-    server = HttpServer(config, listening=front.listening, drain=app.drain)
+    server = HttpServer(config, listening=front.listening, drain=app.drain, release=app.release)
     try:
         await server.serve(sockets=[front.listener])
     except SystemExit:  # how uvicorn says that the application did not start; it has told the log why

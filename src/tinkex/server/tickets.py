@@ -141,6 +141,11 @@ class Tickets:
         """The ticket of that id, if it is at hand."""
         return self._pending.get(id) or self._ended.get(id)
 
+    def wake(self) -> None:
+        """Wake everyone who waits, though nothing has ended."""
+        for ticket in self._pending.values():
+            ticket.bell.ring()
+
     def open(self, id: str, kind: str, owner: str) -> Ticket:
         """A ticket for new work."""
         ticket = self._pending[id] = Ticket(id, kind, owner)
