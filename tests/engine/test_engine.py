@@ -1,6 +1,8 @@
 """The engine behind its host: train and sample together, frozen weights, cancelling, epochs, failures."""
 
 import itertools
+import json
+import queue
 import threading
 
 import numpy as np
@@ -9,6 +11,8 @@ import torch
 
 from tinkex.engine.desk import CallFailed, Desk
 from tinkex.engine.engine import Engine, EngineOptions
+from tinkex.engine.faults import ServerFault
+from tinkex.engine.host import Host
 from tinkex.engine.messages import (
     AskStats,
     CreateAdapter,
@@ -16,6 +20,8 @@ from tinkex.engine.messages import (
     Done,
     DropSampler,
     Export,
+    ExportSaved,
+    KeepSamplers,
     LoadSampler,
     LoadState,
     OptimStep,
@@ -407,6 +413,147 @@ def test_determinism_mode_is_exact_under_load(family):
             return versions, answers
 
     assert run(crowd=False) == run(crowd=True)
+
+
+def test_a_half_collected_gradient_is_saved_on_request(base, tmp_path):
+    with Trial(base) as trial:
+        trial.create("m")
+        trial.learn("m")
+        trial.train("m")
+        trial.ask(SaveState, "m", str(tmp_path / "with"), with_gradient=True)
+        trial.ask(SaveState, "m", str(tmp_path / "without"))
+        trial.step("m")
+        after = trial.freeze("m")
+    with Trial(base) as trial:
+        for name, with_optimizer, same in (
+            ("with", True, True),
+            ("with", False, False),
+            ("without", True, False),
+        ):
+            trial.ask(LoadState, "n", str(tmp_path / name), with_optimizer)
+            trial.step("n")
+            assert (trial.freeze("n") == after) is same
+
+
+def test_a_seed_makes_the_same_adapter_in_another_engine(base):
+    versions = set()
+    for epoch in (3, 4):
+        with Trial(base, epoch=epoch) as trial:
+            trial.create("m", seed=11, train_mlp=False)
+            versions.add(trial.freeze("m"))
+    assert len(versions) == 1
+
+
+def test_ephemeral_weights_come_back_after_a_restart(base, tmp_path):
+    with Trial(base, folder=tmp_path) as trial:
+        trial.create("m")
+        facts = []
+        for _ in range(3):
+            trial.learn("m")
+            facts.append(trial.ask(SaveSampler, "m").facts)
+        answers = [trial.sample(fact["version"]) for fact in facts]
+        assert facts[0]["path"] == str(tmp_path / "sampler" / facts[0]["version"])
+    with Trial(base, epoch=4, folder=tmp_path, keep_ephemeral=1, keep_seconds=0.0) as trial:
+        assert trial.ask(KeepSamplers, tuple(f["version"] for f in facts[1:])).facts["removed"] == 1
+        for fact in facts[1:]:
+            loaded = trial.ask(LoadSampler, fact["path"], fact["version"], "m").facts
+            assert loaded == fact
+        assert trial.sample(facts[2]["version"]) == answers[2]
+        with pytest.raises(CallFailed, match="dropped: the newest 1"):
+            trial.sample(facts[1]["version"])
+        with pytest.raises(CallFailed, match="are lost") as caught:
+            trial.ask(LoadSampler, facts[0]["path"], facts[0]["version"], "m")
+        assert caught.value.category == "server"
+
+
+def test_ephemeral_weights_without_a_folder_have_no_path(trial):
+    trial.create("m")
+    assert trial.ask(SaveSampler, "m").facts["path"] is None
+
+
+def test_saved_folders_are_exported_as_the_live_model_is(trial, tmp_path):
+    trial.create("m")
+    trial.learn("m")
+    trial.ask(SaveState, "m", str(tmp_path / "state"))
+    version = trial.freeze("m", str(tmp_path / "sampler"))
+    trial.ask(Export, "m", str(tmp_path / "live"), "org/base")
+    trial.learn("m")
+    for kind in ("state", "sampler", "live"):
+        trial.ask(ExportSaved, str(tmp_path / kind), str(tmp_path / f"{kind}-peft"), "org/base")
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            assert (tmp_path / f"{kind}-peft" / name).read_bytes() == (
+                tmp_path / "live" / name
+            ).read_bytes()
+    config = json.loads((tmp_path / "live" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/base"
+    assert trial.ask(LoadSampler, str(tmp_path / "state-peft")).facts["version"] == version
+    with pytest.raises(CallFailed, match="no checkpoint"):
+        trial.ask(ExportSaved, str(tmp_path / "nowhere"), str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (torch.OutOfMemoryError("tried to allocate 7 GiB"), "the device is out of memory: tried"),
+        (KeyError("a bug"), "KeyError: 'a bug'"),
+    ],
+    ids=["memory", "bug"],
+)
+def test_an_operation_that_breaks_fails_alone(trial, monkeypatch, error, text):
+    def broken(*_, **__):
+        raise error
+
+    trial.create("m")
+    trial.train("m")
+    with monkeypatch.context() as patched:
+        patched.setattr(trial.engine.operations.trainer, "optim_step", broken)
+        with pytest.raises(CallFailed, match=text) as caught:
+            trial.step("m")
+        assert caught.value.category == "server"
+    with monkeypatch.context() as patched:
+        patched.setattr(trial.engine.base, "training_pass", broken)
+        with pytest.raises(CallFailed, match=text):
+            trial.train("m")
+    with monkeypatch.context() as patched:
+        patched.setattr(trial.engine.sampler.runner, "run", broken)
+        with pytest.raises(CallFailed, match="sampling failed") as caught:
+            trial.sample("")
+        assert caught.value.category == "server"
+    assert len(trial.sample("")) == 1
+    trial.step("m")
+    with Trial(trial.engine.base) as other:
+        other.create("m")
+        other.learn("m")
+        assert other.freeze("m") == trial.freeze("m"), "what failed left no trace"
+
+
+def test_a_host_tells_when_its_engine_breaks_and_what_is_open(base, monkeypatch):
+    for told in (True, False):
+        engine = Engine(base, options=EngineOptions(sampler=SMALL))
+        answers, ended = queue.SimpleQueue(), queue.SimpleQueue()
+        host = Host(engine, answers.put, ended=ended.put if told else None)
+        monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+        host.submit(CreateAdapter(0, "c", "m", 4))
+        if told:
+            assert "ZeroDivisionError" in ended.get(timeout=30)
+        else:
+            assert "stopped" in answers.get(timeout=30).text
+        host.close()
+        assert answers.empty()
+        with pytest.raises(ServerFault, match="closed"):
+            host.submit(CreateAdapter(0, "c", "m", 4))
+
+
+def test_facts_say_what_a_control_plane_must_know(trial):
+    ready = trial.engine.ready()
+    assert ready.epoch == 3
+    assert ready.eos.tolist() == [1]
+    base = trial.engine.base
+    assert ready.facts["vocab_size"] == base.vocab_size == 96
+    assert ready.facts["context_length"] == 256
+    assert ready.facts["parameters"] == sum(p.numel() for p in base.model.parameters())
+    assert ready.facts["tied"] is True
+    assert ready.facts["stop_strings"] is True
 
 
 def test_done_answers_say_what_was_made(trial, tmp_path):

@@ -1,5 +1,8 @@
 """Frozen weights: named by content, kept by age and use, read back as they were."""
 
+import shutil
+import threading
+
 import pytest
 import torch
 
@@ -145,3 +148,74 @@ def test_unknown_and_unloaded_versions_say_so(base):
         shelf.weights.get(version)
     with pytest.raises(UserFault, match="no sampler weights"):
         shelf.weights.drop(version)
+
+
+def test_ephemeral_weights_loaded_back_keep_their_rules(base, tmp_path):
+    first = Shelf(base, folder=tmp_path)
+    versions = [first.freeze(seed) for seed in range(4)]
+    first.weights.close()
+    shelf = Shelf(base, folder=tmp_path, keep=2, keep_seconds=HOUR)
+    for version in versions[:3]:
+        loaded = shelf.weights.load(tmp_path / version, version=version, ephemeral_of="m")
+        assert loaded == version
+    assert shelf.weights.load(tmp_path / versions[0], version=versions[0], ephemeral_of="m") == versions[0]
+    assert shelf.reads == 3, "a version that is held is not read again"
+    shelf.now = 2 * HOUR
+    assert shelf.weights.drop_stale() == [versions[1]], (
+        "the oldest of three was loaded again, as the newest"
+    )
+    assert not (tmp_path / versions[1]).exists()
+    assert shelf.weights.remove_others([versions[3]]) == 0
+    (tmp_path / f".{versions[1]}.1.part").mkdir()
+    assert shelf.weights.remove_others([]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([versions[0], versions[2]])
+    shelf.weights.close()
+
+
+def test_what_is_being_written_is_not_removed(base, tmp_path):
+    shelf = Shelf(base, folder=tmp_path)
+    begun, gate = threading.Event(), threading.Event()
+    write = shelf.weights._write
+
+    def slow(adapter, path):
+        (path.parent / f".{path.name}.1.part").mkdir(parents=True)
+        begun.set()
+        gate.wait(30)
+        write(adapter, path)
+
+    shelf.weights._write = slow
+    version = shelf.freeze(1)
+    assert begun.wait(30)
+    assert shelf.weights.remove_others([]) == 0
+    gate.set()
+    shelf.weights.settle()
+    assert shelf.weights.where(version) == tmp_path / version
+    assert (tmp_path / version).is_dir()
+    shelf.weights.close()
+
+
+def test_other_weights_than_expected_are_refused_and_not_kept(base, tmp_path):
+    shelf = Shelf(base)
+    version = shelf.freeze(1, path=tmp_path / "named")
+    other = Shelf(base)
+    with pytest.raises(ServerFault, match=f"are {version}, expected 0123"):
+        other.weights.load(tmp_path / "named", version="0123")
+    with pytest.raises(ServerFault, match="0123 are lost: no checkpoint"):
+        other.weights.load(tmp_path / "nowhere", version="0123")
+    with pytest.raises(UserFault, match="no checkpoint"):
+        other.weights.load(tmp_path / "nowhere")
+    assert len(other.weights) == 0
+
+
+def test_ephemeral_weights_do_not_lean_on_a_named_copy(base, tmp_path):
+    shelf = Shelf(base, folder=tmp_path / "own", resident=1)
+    version = shelf.freeze(1, path=tmp_path / "named")
+    assert shelf.freeze(1) == version
+    shelf.weights.settle()
+    shutil.rmtree(tmp_path / "named")
+    shelf.freeze(2)
+    assert shelf.weights.in_memory == 1
+    assert torch.equal(
+        shelf.weights.get(version).compute.flat, trained_adapter(base, 2, seed=1).compute.flat
+    )
+    shelf.weights.close()

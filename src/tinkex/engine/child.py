@@ -14,15 +14,17 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, get_args
 
 from .codec import CodecError, Frames, packed
+from .faults import EngineFault, ServerFault
 from .host import Loop
 from .messages import Answer, Failed, Message, Ready, Request, Start, TokenStep
 
@@ -35,6 +37,7 @@ SMALL = 50_000_000
 NOT_STARTED, BAD_MESSAGE, BROKEN = 3, 4, 1
 """Exit codes, beside 0 for a server that closed the socket."""
 _BUFFERS = 512
+_REQUESTS = get_args(Request)
 _DIE_WITH_PARENT = 1
 
 
@@ -123,7 +126,9 @@ def serve(engine: Engine, wire: Wire) -> int:
         nonlocal code
         try:
             for message in wire.arriving():
-                loop.put(cast("Request", message))
+                if not isinstance(message, _REQUESTS):
+                    raise CodecError(f"{type(message).__name__} is no request")
+                loop.put(message)
         except Exception as error:
             log.error("what arrived is no message: %s", error)
             code = BAD_MESSAGE
@@ -154,12 +159,15 @@ def open_engine(start: Start) -> Engine:
     from transformers.utils import logging as transformers_logging
 
     from .base_model import BaseModel
-    from .engine import Engine, EngineOptions
+    from .engine import STATES, Engine, EngineOptions
     from .sampler import SamplerOptions
 
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    if start.state is not None:
+        _claim(Path(start.state))
+        shutil.rmtree(Path(start.state) / STATES, ignore_errors=True)
     training: dict[str, Any] = dict(start.training)
     sampling: dict[str, Any] = dict(start.sampling)
     options = EngineOptions(
@@ -182,6 +190,18 @@ def open_engine(start: Start) -> Engine:
     except Exception as error:
         log.warning("no tokenizer, so stop strings will be refused: %s", _readable(error))
     return Engine(base, epoch=start.epoch, options=options, detokenise=text)
+
+
+def _claim(folder: Path) -> None:
+    """Make sure that no other engine works in a folder, for as long as this process lives."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "engine.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ServerFault(f"another engine works in {folder}") from None
 
 
 def _threads(start: Start) -> int:
@@ -208,8 +228,6 @@ def stored_parameters(folder: Path) -> int:
 
 def _readable(error: BaseException) -> str:
     text = str(error).strip()
-    from .faults import EngineFault
-
     return text if isinstance(error, EngineFault) else f"{type(error).__name__}: {text}"
 
 

@@ -39,6 +39,8 @@ from .time_share import TimeShare
 from .trainer import Trainer
 
 log = logging.getLogger(__name__)
+STATES = "states"
+"""The part of an engine's folder that means nothing to the next engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Engine:
             max_rank=options.max_rank,
             device_bytes=options.device_bytes or _device_bytes(base.device),
             host_bytes=options.host_bytes,
-            folder=None if folder is None else folder / "states",
+            folder=None if folder is None else folder / STATES,
         )
         chosen = options.sampler
         if options.deterministic != chosen.deterministic:
@@ -219,6 +221,9 @@ class Engine:
         if isinstance(error, EngineFault):
             return Failed(self.epoch, name, error.category, str(error))
         log.error("request %s failed", name, exc_info=error)
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return Failed(self.epoch, name, "server", f"the device is out of memory: {error}")
         return Failed(self.epoch, name, "server", f"{type(error).__name__}: {error}")
 
 

@@ -171,7 +171,9 @@ class LoadSampler:
     version: str | None = None
     """What they must turn out to be; others are refused as a fault of the server."""
     ephemeral_of: str | None = None
-    """The model they were frozen from without a name: they are dropped when stale, as before."""
+    """The model they were frozen from without a name: they are dropped when stale, as before. Of several
+    the oldest is loaded first.
+    """
 
 
 @dataclass(frozen=True, slots=True)

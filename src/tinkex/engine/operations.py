@@ -21,6 +21,8 @@ from .messages import (
     Done,
     DropSampler,
     Export,
+    ExportSaved,
+    KeepSamplers,
     LoadSampler,
     LoadState,
     OptimStep,
@@ -75,7 +77,9 @@ class Operations:
             SaveState: self._save,
             SaveSampler: self._save_sampler,
             LoadSampler: self._load_sampler,
+            KeepSamplers: self._keep_samplers,
             Export: self._export,
+            ExportSaved: self._export_saved,
             Unload: self._unload,
             DropSampler: self._drop_sampler,
         }
@@ -147,20 +151,37 @@ class Operations:
 
     def _save(self, message: SaveState) -> Answer:
         state = self._state(message.model)
-        size = save_state(message.path, state, with_optimizer=message.with_optimizer)
+        size = save_state(
+            message.path,
+            state,
+            with_optimizer=message.with_optimizer,
+            with_gradient=message.with_gradient,
+        )
         return self._done(message.request_id, path=message.path, bytes=size, step=state.steps)
 
     def _save_sampler(self, message: SaveSampler) -> Answer:
         path = None if message.path is None else Path(message.path)
         version = self.weights.freeze(message.model, self._state(message.model).adapter, path)
-        return self._done(message.request_id, version=version, path=message.path)
+        place = path or self.weights.where(version)
+        return self._done(message.request_id, version=version, path=None if place is None else str(place))
 
     def _load_sampler(self, message: LoadSampler) -> Answer:
-        version = self.weights.load(Path(message.path))
+        version = self.weights.load(
+            Path(message.path), version=message.version, ephemeral_of=message.ephemeral_of
+        )
         return self._done(message.request_id, version=version, path=message.path)
 
+    def _keep_samplers(self, message: KeepSamplers) -> Answer:
+        return self._done(message.request_id, removed=self.weights.remove_others(message.versions))
+
     def _export(self, message: Export) -> Answer:
-        size = export_peft(message.path, self._state(message.model).adapter)
+        return self._export_adapter(message, self._state(message.model).adapter)
+
+    def _export_saved(self, message: ExportSaved) -> Answer:
+        return self._export_adapter(message, read_sampler(self.base)(Path(message.source)))
+
+    def _export_adapter(self, message: Export | ExportSaved, adapter: Adapter) -> Answer:
+        size = export_peft(message.path, adapter, base_name=message.base_name or None)
         return self._done(message.request_id, path=message.path, bytes=size)
 
     def _unload(self, message: Unload) -> Answer:

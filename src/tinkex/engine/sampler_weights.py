@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,16 +93,38 @@ class SamplerWeights:
         self._make_room(entry)
         return version
 
-    def load(self, path: Path) -> str:
-        """Take in weights from a folder."""
-        adapter = slim(self._read(path))
+    def load(self, path: Path, *, version: str | None = None, ephemeral_of: str | None = None) -> str:
+        """Take in weights from a folder; if they are not the `version` expected, nothing is kept.
+
+        As `ephemeral_of` a model they count as its newest and go the way of ephemeral ones.
+        """
+        entry = None if version is None else self._versions.get(version)
+        if entry is None:
+            entry = self._read_in(path, version)
+        self._touch(entry)
+        if ephemeral_of is not None:
+            self._keep_ephemeral(ephemeral_of, entry)
+        elif path.is_dir():  # the version may be held already, and its folder still be on its way
+            entry.path, entry.durable = path, True
+        self._make_room(entry)
+        return entry.version
+
+    def _read_in(self, path: Path, expected: str | None) -> Frozen:
+        try:
+            adapter = slim(self._read(path))
+        except UserFault as fault:
+            if expected is None:
+                raise
+            raise ServerFault(f"sampler weights {expected} are lost: {fault}") from fault
         version = digest(adapter)
+        if expected not in (None, version):
+            raise ServerFault(f"the sampler weights at {path} are {version}, expected {expected}")
         entry = self._versions.setdefault(version, Frozen(version, self._clock()))
         entry.adapter = entry.adapter or adapter
-        entry.path, entry.durable = path, True
-        self._touch(entry)
-        self._make_room(entry)
-        return version
+        with self._lock:
+            entry.path = entry.path or path
+        self._dropped.pop(version, None)
+        return entry
 
     def get(self, version: str) -> Adapter:
         """The weights of a version, brought back to the device if they had left it."""
@@ -151,6 +173,21 @@ class SamplerWeights:
             )
         return stale
 
+    def where(self, version: str) -> Path | None:
+        """The folder an ephemeral version is in, or will be in soon; None: it is in memory alone."""
+        return self._versions[version].path if self.folder is None else self.folder / version
+
+    def remove_others(self, versions: Iterable[str]) -> int:
+        """Remove what is in the folder of ephemeral ones but for these and those held; how many."""
+        if self.folder is None or not self.folder.is_dir():
+            return 0
+        kept = {*versions, *self._versions}
+        # A folder being written has its version in a name that begins with a dot.
+        others = [p for p in self.folder.iterdir() if not kept & {p.name, *p.name.split(".")[1:2]}]
+        for place in others:
+            shutil.rmtree(place, ignore_errors=True)
+        return len(others)
+
     def settle(self) -> None:
         """Wait for background writes; the first that failed raises."""
         for entry in list(self._versions.values()):
@@ -168,8 +205,11 @@ class SamplerWeights:
             versions.remove(entry.version)
         versions.append(entry.version)
         entry.ephemeral_of.add(model)
-        if self.folder is not None and entry.path is None:
-            self._write_later(entry, self.folder / entry.version)
+        # A folder of its own, even beside a named one: that one may be deleted.
+        own = None if self.folder is None else self.folder / entry.version
+        idle = entry.writing is None or entry.writing.done()
+        if own is not None and own != entry.path and idle and entry.adapter is not None:
+            self._write_later(entry, own)
         self.drop_stale()
 
     def _write_later(self, entry: Frozen, path: Path) -> None:
@@ -217,7 +257,7 @@ class SamplerWeights:
         self._dropped[version] = reason
         if len(self._dropped) > REMEMBERED:
             self._dropped.popitem(last=False)
-        if self.folder is not None and not entry.durable:
+        if self.folder is not None and not (entry.durable and entry.path == self.folder / version):
             if entry.writing is not None:
                 entry.writing.exception()
             shutil.rmtree(self.folder / version, ignore_errors=True)

@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import tinkex
-
 log = logging.getLogger(__name__)
 LINES = 20
 """Last lines of its log that are told when it ends."""
@@ -34,7 +32,7 @@ def child_environment(given: Mapping[str, str]) -> dict[str, str]:
     """An environment without its secrets, in which a child finds this package from any folder."""
     kept = {name: value for name, value in given.items() if not _SECRET.search(name)}
     paths = [str(Path(path).absolute()) for path in kept.get("PYTHONPATH", "").split(os.pathsep) if path]
-    ours = str(Path(tinkex.__file__).absolute().parents[1])
+    ours = str(Path(__file__).absolute().parents[2])
     if ours not in (*paths, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         paths.append(ours)
     if paths:
