@@ -65,6 +65,8 @@ def admit_pass(
         )
     needs = LOSS_INPUTS[request.loss_fn]
     rows = [_datum(index, datum, needs, facts.context) for index, datum in enumerate(data)]
+    if request.loss_fn == "cross_entropy":
+        _check_weights(rows)
     total = sum(len(row.tokens) for row in rows)
     if total > limits.tokens:
         raise Problem(400, f"data: {total} tokens in all, the limit of a request is {limits.tokens}")
@@ -131,6 +133,17 @@ def _datum(index: int, datum: ClientDatum, needs: Sequence[str], context: int) -
         if name not in inputs:
             raise Problem(400, f"data[{index}].loss_fn_inputs: {name!r} is missing; it has {_names(given)}")
     return Datum(tokens, inputs)
+
+
+def _check_weights(rows: Sequence[Datum]) -> None:
+    """Missing weights mean 1, unless the data were plainly made for another loss."""
+    for index, row in enumerate(rows):
+        if "weights" not in row.inputs and "advantages" in row.inputs:
+            raise Problem(
+                400,
+                f"data[{index}].loss_fn_inputs: cross_entropy reads 'weights', it has {_names(row.inputs)}; "
+                "for advantages use importance_sampling, ppo or cispo",
+            )
 
 
 def _names(given: Mapping[str, object]) -> str:
