@@ -141,8 +141,8 @@ def _check_weights(rows: Sequence[Datum]) -> None:
         if "weights" not in row.inputs and "advantages" in row.inputs:
             raise Problem(
                 400,
-                f"data[{index}].loss_fn_inputs: cross_entropy reads 'weights', it has {_names(row.inputs)}; "
-                "for advantages use importance_sampling, ppo or cispo",
+                f"data[{index}].loss_fn_inputs: cross_entropy reads 'weights', it has {_names(row.inputs)};"
+                " for advantages use importance_sampling, ppo or cispo",
             )
 
 

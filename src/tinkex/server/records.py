@@ -80,6 +80,8 @@ class SamplerRow:
     """The model its unnamed weights were frozen from."""
     version: str = ""
     """What the engine calls its weights; empty: the base model itself."""
+    folder: str = ""
+    """Where the weights of a named checkpoint lie, relative to the state folder."""
     joined: int = 0
     """How many other processes have joined it."""
 
