@@ -51,7 +51,7 @@ def serve_tinkex(port: int, state: str) -> None:
     class Link:
         """Answers in the loop's next turn, from arrays made once."""
 
-        facts: dict[str, Any] = {"device": "none", "dtype": "float32"}  # noqa: RUF012
+        facts: dict[str, Any] = {"device": "none", "dtype": "float32"}
         eos = (0,)
 
         def __init__(self, folder: Path, epoch: int, deliver: Callable[[Any], None], lost: Any) -> None:
@@ -367,7 +367,10 @@ async def run(options: argparse.Namespace, ours: tuple[int, int], echo: tuple[in
     plain_step = await measure(*echo, options.steps, bench.echoed_step)
     used, before = await bench.held(options.polls)
     print(f"{'':>28} {'tinkex':>9} {'echo':>9} {'ratio':>7} {'goal':>7}")
-    rows = [("CPU µs per sample", sample, plain_sample, 3.0), ("CPU µs per train step", step, plain_step, 5.0)]
+    rows = [
+        ("CPU µs per sample", sample, plain_sample, 3.0),
+        ("CPU µs per train step", step, plain_step, 5.0),
+    ]
     for name, mine, theirs, goal in rows:
         print(f"{name:>28} {mine:9.0f} {theirs:9.0f} {mine / theirs:7.2f} {goal:7.1f}")
     print(f"{options.polls:>6} polls held, memory MB {used:9.0f} {before:9.0f} (before) {200:14}")

@@ -2,10 +2,10 @@
 
     python bench/stack_cpu.py [--rounds 3] [--threads 1] [--client tinker] [--check]
 
-A 205-thousand-parameter Qwen3, rank 8 (attention, MLP and unembedding), batches of 8 x 64 tokens. The server
-and its engine run in processes of their own, clients in another; the bare loop and HF `generate` run in a
-third with the engine's thread count. Nothing else runs while one is measured; rounds take turns and medians
-are compared. Steps are pipelined two deep.
+A 205-thousand-parameter Qwen3, rank 8 (attention, MLP and unembedding), batches of 8 x 64 tokens. Server and
+engine run in processes of their own, clients in another; the bare loop and HF `generate` run in a third with
+the engine's thread count. Nothing else runs while one is measured; rounds take turns and medians are
+compared. Steps are pipelined two deep.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ def clients(name: str) -> None:
         await asyncio.gather(*(train(trainer, steps) for trainer in trainers[:count]))
         return count * steps / (time.perf_counter() - started)
 
-    # SDKs give a sampler's randomness no seed of their own here: every sample is as long as the others.
     params = types.SamplingParams(max_tokens=SAMPLED, temperature=1.0, stop=[])
     prompt = types.ModelInput.from_ints([0, 1, 2])
 
@@ -171,9 +170,12 @@ class Worker:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
 
     def measure(self) -> dict[str, float]:
         assert self.process.stdin is not None
@@ -204,9 +206,9 @@ def main() -> None:
         folder = make_tiny_model(Path(place) / "tiny")
         server = subprocess.Popen(
             [
-                sys.executable, "-m", "tinkex", "serve", "--json", "--model", f"tiny={folder}", "--port", "0",
-                "--state", f"{place}/state", "--threads", str(options.threads), "--device", "cpu",
-                "--log-level", "warning",
+                sys.executable, "-m", "tinkex", "serve", "--json", "--model", f"tiny={folder}",
+                "--port", "0", "--state", f"{place}/state", "--threads", str(options.threads),
+                "--device", "cpu", "--log-level", "warning",
             ],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "TINKER_API_KEY": "tml-bench"},
         )  # fmt: skip
