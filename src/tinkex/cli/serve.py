@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ _GROUPS = {"limits": ("--limit", "VALUE"), "times": ("--time", "SECONDS")}
 
 def register(parser: Parser) -> None:
     """Fill the command's parser."""
-    said = meanings() if {"-h", "--help"} & set(sys.argv) else {}
+    said = meanings()
     parser.add_argument("--config", metavar="FILE", type=Path, help="a TOML file with the same names")
     for setting in SETTINGS.values():
         if not setting.group:

@@ -210,9 +210,12 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def meanings() -> dict[str, str]:
-    """What each setting is for, from the lines below the options' fields."""
+    """What each setting is for, from the lines below the options' fields (none without the source)."""
     found: dict[str, str] = {}
-    tree = ast.parse(Path(options.__file__).read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(Path(options.__file__).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return found
     groups = {"ServerOptions": "", "Limits": "limits.", "Times": "times."}
     for part in tree.body:
         if not isinstance(part, ast.ClassDef) or part.name not in groups:
