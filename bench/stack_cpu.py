@@ -2,10 +2,10 @@
 
     python bench/stack_cpu.py [--rounds 3] [--threads 1] [--client tinker] [--check]
 
-A 205-thousand-parameter Qwen3, rank 8 (attention, MLP and unembedding), batches of 8 x 64 tokens. Server and
-engine run in processes of their own, clients in another; the bare loop and HF `generate` run in a third with
-the engine's thread count. Nothing else runs while one is measured; rounds take turns and medians are
-compared. Steps are pipelined two deep.
+A 205-thousand-parameter Qwen3, rank 8 (attention, MLP and unembedding), batches of 8 x 64 tokens. The
+server and its engine run in processes of their own, clients in another; the bare loop and HF `generate` run
+in a third with the engine's thread count. Nothing else runs while one is measured; rounds take turns and
+medians are compared. Steps are pipelined two deep.
 """
 
 from __future__ import annotations

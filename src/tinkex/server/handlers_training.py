@@ -45,6 +45,8 @@ async def _create_model(ask: Ask) -> Answer:
     if await known(ask, f"{id}:0"):
         return ticket_reply(f"{id}:0", id)
     session = open_session(ask, body.session_id)
+    if id in session.models:  # the same came twice, and the first is being written
+        return ticket_reply(f"{id}:0", id)
     facts = service.catalogue.get(body.base_model)
     lora = check_lora(body.lora_config, service.options.limits.rank)
     optimizer = check_optimizer(body.optimizer_config)
@@ -193,7 +195,7 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     service.heard(model.session)
     # In line first, so that what is read while this is written finds it; it is answered when it is written.
     service.accept(model, row, work)
-    await service.write(Put(row))
+    await service.keep(Put(row))
     return ticket_reply(id, model.id)
 
 
@@ -277,6 +279,8 @@ async def _load(ask: Ask) -> Answer:
         return ticket_reply(f"{id}:0", id)
     session = open_session(ask, body.session_id)
     source = await find_checkpoint(ask.service, body.path, ask.owner)
+    if id in session.models:
+        return ticket_reply(f"{id}:0", id)
     check_models(ask)
     base = ask.service.catalogue.get(body.base_model or source.base_model)
     optimizer = (

@@ -56,6 +56,11 @@ class Line(Generic[T]):
                 return
             number += 1
 
+    def head(self) -> T | None:
+        """The first operation that may be taken now, if there is one."""
+        self._pass_used()
+        return self._waiting.get(self.next)
+
     def take(self) -> tuple[int, T]:
         """Take the first ready operation out of the line."""
         self._pass_used()

@@ -82,7 +82,7 @@ class Scheduler:
 
     def look(self, model: LiveModel) -> None:
         """See whether a model has something to do, or waits for a number that does not come."""
-        if next(model.line.ready(), None) is not None:
+        if model.line.head() is not None:
             if model.open and model.id not in self._ready:
                 self._ready[model.id] = model
             self.kick()
@@ -124,7 +124,7 @@ class Scheduler:
         for model in list(self._ready.values()):
             room_left = left
             taken = False
-            for _, operation in list(model.line.ready()):
+            while (operation := model.line.head()) is not None:
                 work = operation.work
                 if isinstance(work, PassWork):
                     if after and after[-1].model is model:
@@ -143,7 +143,7 @@ class Scheduler:
                 if isinstance(work, UnloadWork):
                     break
             left = room_left
-            if next(model.line.ready(), None) is None:
+            if model.line.head() is None:
                 self._ready.pop(model.id, None)
             elif taken:
                 self._ready.move_to_end(model.id)

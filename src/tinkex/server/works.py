@@ -5,6 +5,7 @@ The same functions read a request when it arrives and its stored body after a re
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from .service import Service
 
 OPTIMIZERS = ("adamw",)
+OFF_LOOP = 64 << 10
+"""Passes from this size on are checked in a thread."""
 
 
 def read_operation(row: OperationRow) -> Any:
@@ -57,7 +60,9 @@ async def make_work(
 ) -> Work | PassWork:
     """What an operation does; what is wrong with it is a `Problem`."""
     if kind in ("forward_backward", "forward"):
-        return _pass(service, model, body)
+        if len(row.body) < OFF_LOOP:
+            return _pass(service, model, body)
+        return await asyncio.to_thread(_pass, service, model, body)
     if kind == "optim_step":
         return _step(body)
     if kind == "create_model":
