@@ -63,6 +63,18 @@ def test_a_token_stands_for_its_key_until_it_is_over(tokens: Tokens, info: KeyIn
     assert tokens.verify(token, NOW + 600) is None
 
 
+def test_a_ring_takes_tokens_where_the_server_gives_them(tokens: Tokens, tmp_path: Path, info: KeyInfo):
+    ring = KeyRing(tmp_path / "keys.json", now=lambda: NOW)
+    token = issued(tokens, info)
+    assert ring.owner_of(token) is None
+    ring.tokens = tokens
+    assert ring.owner_of(token) == info
+    assert ring.owner_of(token + "x") is None
+    late = KeyRing(tmp_path / "keys.json", now=lambda: NOW + 600)
+    late.tokens = tokens
+    assert late.owner_of(token) is None
+
+
 def test_the_claims_clients_read(tokens: Tokens, info: KeyInfo):
     head, claims, _ = parts(issued(tokens, info))
     assert head == {"alg": "HS256", "typ": "JWT"}

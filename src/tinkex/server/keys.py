@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..config import Secret
 from . import key_file
 from .key_file import Entries, Entry, KeyFileError, KeyInfo, KeysError, check_name
 
-__all__ = ["AD_HOC", "KeyFileError", "KeyInfo", "KeyRing", "KeysError"]
+__all__ = ["AD_HOC", "KeyFileError", "KeyInfo", "KeyRing", "KeysError", "TokenReader"]
 
 AD_HOC = 0
 """The id of the one key that is given at the start and stands in no file."""
@@ -43,6 +43,16 @@ class _Held:
     known: dict[str, KeyInfo] = field(default_factory=dict)
 
 
+class TokenReader(Protocol):
+    """What reads tokens that stand for keys (`tokens.Tokens`)."""
+
+    def verify(self, token: str, now: float) -> KeyInfo | None:
+        """The key a token stands for, or None."""
+
+    def issue(self, key: KeyInfo, seconds: float, now: float) -> str | None:
+        """A token for a key, or None if the key is not in use any more."""
+
+
 class KeyRing:
     """The keys in a file, and perhaps one more that was given at the start."""
 
@@ -57,6 +67,8 @@ class KeyRing:
         self.path = path
         self._now = now
         self._held = _Held()
+        self.tokens: TokenReader | None = None
+        """Reads short-lived tokens, where the server gives them."""
         self._extra: Entry | None = None
         if extra is not None:
             if not extra.reveal().startswith("tml-"):
@@ -75,7 +87,9 @@ class KeyRing:
     # ---- asking
 
     def owner_of(self, credential: str) -> KeyInfo | None:
-        """Whose key this is, or None; a damaged file is a `KeyFileError` for all but the ad-hoc key."""
+        """Whose key or token this is, or None; a damaged file is a `KeyFileError` (not for the ad-hoc key)."""
+        if self.tokens is not None and credential.startswith("eyJ"):
+            return self.tokens.verify(credential, self._now())
         digest = _digest(credential)
         extra = self._extra
         if extra is not None and hmac.compare_digest(extra.digest, digest):

@@ -16,8 +16,9 @@ from . import banner, logs
 from .keys import KeyInfo, KeyRing
 from .listening import CannotStart, address, check_tls, is_loopback, listen
 from .options import ServerOptions
-from .places import KEY_FILE
+from .places import KEY_FILE, TOKEN_SECRET
 from .state_folder import StateFolder, StateInUse
+from .tokens import Tokens
 
 __all__ = ["Application", "CannotStart", "MakeApplication", "run"]
 
@@ -59,6 +60,8 @@ def run(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_state_folder(options))
         keys = KeyRing(options.state / KEY_FILE, extra=options.api_key, extra_owner=options.owner)
+        if options.jwt:
+            keys.tokens = Tokens(options.state / TOKEN_SECRET, keys)
         made = keys.ensure_one(options.owner)
         listener = stack.enter_context(contextlib.closing(listen(options.host, options.port)))
         front = _Front(

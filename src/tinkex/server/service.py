@@ -19,6 +19,8 @@ from .asks import Ask
 from .base_models import BaseFacts, Catalogue
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
+from .exports import Exports
+from .key_file import KeyFileError
 from .line import Line
 from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
@@ -26,8 +28,10 @@ from .problems import Problem
 from .records import ModelRow, OperationRow, SamplerRow, SessionRow
 from .sampling import SamplingDesk
 from .scheduler import Scheduler
+from .signing import SignedUrls
 from .store import Change, Finish, Put, Seen, Store, StoreFailed
 from .tickets import Tickets
+from .turns import Turns
 from .usage import UsageLedger
 from .works import make_work, read_operation
 from .world import LiveModel, LiveSampler, LiveSession, World
@@ -89,6 +93,10 @@ class Service:
         self.world = World()
         self.tickets = Tickets()
         self.usage = UsageLedger()
+        self.turns = Turns()
+        """One change of checkpoints at a time for each owner."""
+        self.exports = Exports(self)
+        self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
         self.draining = False
         self.housekeepers: list[Callable[[Service], Coroutine[Any, Any, None]]] = []
@@ -190,7 +198,11 @@ class Service:
 
     def identify(self, credential: bytes | None, *, raw_key: bool) -> KeyInfo:
         """Whose credential it is; anything else is a 401."""
-        known = None if credential is None else self.keys.owner_of(credential.decode("latin-1"))
+        try:
+            known = None if credential is None else self.keys.owner_of(credential.decode("latin-1"))
+        except KeyFileError as problem:
+            log.error("nobody is let in: %s", problem)
+            raise Problem(503, "the server cannot read its keys; its log says why") from None
         if known is None:
             what = "is missing" if credential is None else "is not known here"
             raise Problem(401, f"the API key {what}; send it as X-API-Key (see `tinkex keys list`)")
