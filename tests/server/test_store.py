@@ -441,6 +441,9 @@ def test_an_operation_waits_ends_and_is_replayed(run: Run):
         assert await store.replay(M, 1) == [second]
         assert await store.replay(M, 2) == []
         assert await store.get(OperationRow, f"{M}:1") == first
+        bare = [replace(each, body=b"", result=b"") for each in (first, second, operation(10))]
+        assert await store.history([M]) == bare
+        assert [row.model_id for row in await store.history([M, "other"])] == ["other", M, M, M]
         assert await store.get(ModelRow, M) == model(watermark=2)
         assert await store.queued("unknown") == []
 

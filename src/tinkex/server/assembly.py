@@ -10,10 +10,12 @@ from ..engine.messages import Answer
 from . import handlers
 from .app import App, Page
 from .asks import HANDLERS
+from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
 from .engine_room import EngineRoom
 from .options import ServerOptions
 from .service import Keys, Service
+from .signing import PAGE
 from .sqlite_store import SqliteStore
 from .state_folder import StateFolder
 
@@ -69,7 +71,7 @@ def child_engines(
 
 def pages() -> Mapping[str, Page]:
     """What is served beside the API."""
-    return {}
+    return {PAGE: files_page}
 
 
 async def assemble(

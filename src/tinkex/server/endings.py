@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..engine.messages import BASE_VERSION, DropSampler
+from .checkpoint_files import release
 from .records import AuditRow, ModelRow, SessionStatus
 from .store import Note, Put
 from .world import LiveSession
@@ -55,3 +56,4 @@ def _drop_samplers(service: Service, session: LiveSession) -> None:
         room = service.desk_of(row.base_model).room
         room.tell(DropSampler(room.epoch, room.next_name(), row.version))
         service.desk_of(row.base_model).thawed(row.version)
+    service.spawn(release(service, [sampler.row for sampler in gone]))

@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
-from . import handlers_futures, handlers_sampling, handlers_service, handlers_training
+from . import (
+    handlers_checkpoints,
+    handlers_copies,
+    handlers_downloads,
+    handlers_futures,
+    handlers_runs,
+    handlers_sampling,
+    handlers_service,
+    handlers_sessions,
+    handlers_training,
+)
 
-ROOMS = (handlers_futures, handlers_sampling, handlers_service, handlers_training)
+ROOMS = (
+    handlers_checkpoints,
+    handlers_copies,
+    handlers_downloads,
+    handlers_futures,
+    handlers_runs,
+    handlers_sampling,
+    handlers_service,
+    handlers_sessions,
+    handlers_training,
+)

@@ -251,6 +251,12 @@ class SqliteStore:
         """A model's ended operations with a number above `after`, in order, with bodies and results."""
         return await self._operations(sql.REPLAY, model_id, after)
 
+    async def history(self, model_ids: Sequence[str]) -> list[OperationRow]:
+        """The operations of these models in order of arrival, without bodies and results."""
+        found = await self._fetch(sql.HISTORY, to_json(list(model_ids)))
+        # The two columns that are read elsewhere and left out here are body and result.
+        return [self._operation(*each[:7], None, None, *each[7:], None, b"") for each in found]
+
     async def _operations(self, statement: str, *values: Any) -> list[OperationRow]:
         def question(database: sqlite3.Connection) -> list[OperationRow]:
             missing: OSError | None = None

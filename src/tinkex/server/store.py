@@ -225,6 +225,9 @@ class Store(Protocol):
     async def replay(self, model_id: str, after: int) -> list[OperationRow]:
         """A model's ended operations with a number above `after`, in order, with bodies and results."""
 
+    async def history(self, model_ids: Sequence[str]) -> list[OperationRow]:
+        """The operations of these models in order of arrival, without bodies and results."""
+
     async def usage(self, owner: str, start_hour: int, end_hour: int) -> list[UsageRow]:
         """What an owner used from one hour up to (and without) another, in order of time."""
 

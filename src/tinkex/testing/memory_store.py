@@ -235,6 +235,15 @@ class MemoryStore:
             _in_line,
         )
 
+    async def history(self, model_ids: Sequence[str]) -> list[OperationRow]:
+        """The operations of these models in order of arrival, without bodies and results."""
+        rows = self._rows(
+            OperationRow,
+            lambda row: row.model_id in model_ids,
+            lambda row: (row.arrived, row.model_id, row.seq, row.id),
+        )
+        return [replace(row, body=b"", result=b"") for row in rows]
+
     async def usage(self, owner: str, start_hour: int, end_hour: int) -> list[UsageRow]:
         """What an owner used from one hour up to (and without) another, in order of time."""
         self._check_open()

@@ -58,6 +58,11 @@ REPLAY = f"""
     SELECT {_OPERATION} FROM operations JOIN outcomes USING (n)
     WHERE model_id = ? AND seq > ? AND state != 'queued' ORDER BY seq, id
 """
+HISTORY = """
+    SELECT id, model_id, seq, kind, owner, arrived, content, state, ended, form, error, category
+    FROM operations LEFT JOIN outcomes USING (n)
+    WHERE model_id IN (SELECT value FROM json_each(?)) ORDER BY arrived, model_id, seq, id
+"""
 
 _FORGOTTEN = """
     model_id = ? AND seq <= ? AND body IS NOT NULL
