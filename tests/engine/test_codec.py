@@ -206,3 +206,74 @@ def test_odd_layouts_are_sent_as_values():
 def test_what_cannot_be_sent_is_refused(message):
     with pytest.raises(CodecError):
         encode(message)
+
+
+def streamed(frames, data, cuts):
+    """Feed bytes in pieces of at most these lengths; the messages that come out."""
+    view, found, turn = memoryview(data), [], 0
+    while view:
+        space = frames.space()
+        assert len(space)
+        count = min(len(space), len(view), cuts[turn % len(cuts)])
+        space[:count] = view[:count]
+        found += frames.filled(count)
+        view, turn = view[count:], turn + 1
+    return found
+
+
+def padded(size):
+    return messages.OptimStep(1, "x" * size, "m", {"learning_rate": 0.5})
+
+
+def with_array(size):
+    return messages.Sample(1, "s", "", np.arange(size, dtype=np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 3000).map(padded), st.integers(0, 3000).map(with_array)), max_size=12
+    ),
+    st.lists(st.integers(1, 9000), min_size=1, max_size=5),
+    st.sampled_from([256, 4096, 1 << 18]),
+)
+def test_a_stream_is_cut_into_the_messages_it_was_made_of(sent, cuts, size):
+    data = b"".join(codec.packed(sent))
+    found = streamed(codec.Frames(size), data, cuts)
+    assert len(found) == len(sent)
+    assert all(map(same, sent, found))
+
+
+def test_large_arrays_are_sent_as_they_are_and_received_in_place():
+    big = np.arange(codec.LARGE, dtype=np.int64)
+    small = messages.AskStats(1, "a")
+    buffers = codec.packed([small, with_array(3), messages.Sample(1, "s", "", big), small, small])
+    assert len(buffers) == 3
+    assert np.shares_memory(np.frombuffer(buffers[1], np.uint8), big)
+    frames = codec.Frames()
+    found = streamed(frames, b"".join(buffers), [1 << 20])
+    assert [type(message).__name__ for message in found] == [
+        "AskStats",
+        "Sample",
+        "Sample",
+        "AskStats",
+        "AskStats",
+    ]
+    assert np.array_equal(found[2].prompt, big)
+
+
+def test_what_came_before_garbage_is_still_handed_out():
+    frames = codec.Frames()
+    data = encode(messages.AskStats(1, "a")) + b"GET / HTTP/1.1\r\n\r\n"
+    frames.space()[: len(data)] = data
+    arriving = frames.filled(len(data))
+    assert next(arriving).request_id == "a"
+    with pytest.raises(CodecError, match="first bytes are wrong"):
+        next(arriving)
+
+
+def test_a_stream_does_not_promise_more_than_its_limit():
+    data = encode(with_array(1000))
+    assert streamed(codec.Frames(limit=len(data)), data, [100])
+    with pytest.raises(CodecError, match=f"states {len(data)} bytes"):
+        streamed(codec.Frames(limit=len(data) - 1), data, [100])

@@ -21,6 +21,7 @@ from .decoder import Decoder, DecoderPass
 from .experts import EXPERTS
 from .faults import UserFault
 from .lora import head_logits
+from .model_folder import check_folder
 from .plan import Plan, PlanSlot, Segment
 from .sites import install
 
@@ -119,8 +120,7 @@ class BaseModel:
         """Read a folder of safetensors with a Hugging Face config; device and dtype are logged."""
         where = choose_device(device)
         kind = choose_dtype(where, dtype)
-        if not (Path(folder) / "config.json").is_file():
-            raise UserFault(f"{folder} has no config.json")
+        check_folder(folder)
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import logging
 import os
 import shutil
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from .codec import CodecError, Frames, packed
 from .faults import EngineFault, ServerFault
-from .host import Loop
+from .host import Loop, Steppable
 from .messages import Answer, Failed, Message, Ready, Request, Start, TokenStep
+from .model_folder import check_folder, stored_parameters
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -113,11 +113,14 @@ def main(arguments: Sequence[str]) -> int:
             log.debug("the engine could not be started", exc_info=True)
             wire.send([Failed(start.epoch, "", "server", _readable(error))])
             return NOT_STARTED
+        # What was made while loading lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
         return serve(engine, wire)
     return 0
 
 
-def serve(engine: Engine, wire: Wire) -> int:
+def serve(engine: Steppable, wire: Wire) -> int:
     """Run an engine until the wire's other end is gone; the exit code."""
     loop = Loop(engine, wire.answer)
     code = 0
@@ -134,9 +137,6 @@ def serve(engine: Engine, wire: Wire) -> int:
             code = BAD_MESSAGE
         loop.stop()
 
-    # What was made while loading lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
     wire.send([engine.ready()])
     threading.Thread(target=read, name="tinkex-reader", daemon=True).start()
     try:
@@ -152,6 +152,9 @@ def serve(engine: Engine, wire: Wire) -> int:
 
 def open_engine(start: Start) -> Engine:
     """Load the base model and put an engine on it."""
+    check_folder(start.folder)
+    if start.state is not None:
+        _claim(Path(start.state))
     threads = start.threads or _threads(start)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
@@ -166,7 +169,6 @@ def open_engine(start: Start) -> Engine:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     if start.state is not None:
-        _claim(Path(start.state))
         shutil.rmtree(Path(start.state) / STATES, ignore_errors=True)
     training: dict[str, Any] = dict(start.training)
     sampling: dict[str, Any] = dict(start.sampling)
@@ -207,23 +209,7 @@ def _claim(folder: Path) -> None:
 def _threads(start: Start) -> int:
     if start.device not in (None, "cpu"):
         return 1
-    return 1 if stored_parameters(Path(start.folder)) < SMALL else os.cpu_count() or 1
-
-
-def stored_parameters(folder: Path) -> int:
-    """How many numbers a folder's safetensors files hold, read from their headers."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, 100 << 20)))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                size = 1
-                for extent in tensor["shape"]:
-                    size *= extent
-                total += size
-    return total
+    return 1 if stored_parameters(start.folder) < SMALL else os.cpu_count() or 1
 
 
 def _readable(error: BaseException) -> str:

@@ -135,11 +135,6 @@ class Frames:
             self._start += total
             yield decode(bytes(here))
 
-    @property
-    def between(self) -> bool:
-        """Whether the stream may end here: no message has begun."""
-        return self._large is None and self._start == self._end
-
     def _total(self) -> int:
         magic, header_length, total = _PREFIX.unpack_from(self._buffer, self._start)
         if magic != MAGIC:

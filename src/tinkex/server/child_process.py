@@ -54,22 +54,18 @@ class ChildProcess:
         """Its process id."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, *, fds: Sequence[int], folder: Path | None, extra: Mapping[str, str]) -> None:
-        """Start it in a folder, made if not there, with these open files; raises OSError."""
+    def start(self, *, fds: Sequence[int], folder: Path | None, extra: Mapping[str, str]) -> None:
+        """Start it in a folder, made if not there, with these open files; raises OSError.
+
+        On Linux a child that asks to die with its parent dies with the thread that calls this.
+        """
         loop = asyncio.get_running_loop()
         self._code: asyncio.Future[int] = loop.create_future()
         self._log_over = asyncio.Event()
-        log_from = self._spawn(fds, folder, extra)
-        threading.Thread(target=self._wait, args=(loop,), name=f"{self.name}-wait", daemon=True).start()
-        await loop.connect_read_pipe(lambda: _Lines(self), os.fdopen(log_from, "rb", 0))
-
-    def _spawn(self, fds: Sequence[int], folder: Path | None, extra: Mapping[str, str]) -> int:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         try:
-            # In the loop's own thread: on Linux a child that asks to die with its parent dies with the
-            # thread that started it.
             self._process = subprocess.Popen(  # noqa: S603
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -84,7 +80,17 @@ class ChildProcess:
             raise
         finally:
             os.close(write)
-        return read
+        self._log = os.fdopen(read, "rb", 0)
+        threading.Thread(target=self._wait, args=(loop,), name=f"{self.name}-wait", daemon=True).start()
+
+    async def read_log(self) -> None:
+        """Begin to pass on what it writes."""
+        try:
+            await asyncio.get_running_loop().connect_read_pipe(lambda: _Lines(self), self._log)
+        except BaseException:
+            self._log.close()
+            self._log_over.set()
+            raise
 
     async def ended(self) -> str:
         """Wait until it is gone and its log has been read; how it ended, with the last lines."""

@@ -22,6 +22,8 @@ from ..engine.messages import Answer, Failed, Message, Ready, Request, Scalar, S
 from .child_process import ChildProcess
 
 log = logging.getLogger(__name__)
+CHILD = "tinkex.engine.child"
+"""The module an engine's process runs."""
 GRACE = 10.0
 """Seconds an engine has to end by itself."""
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -108,7 +110,12 @@ class ThreadLink:
         """Send a message; raises `LinkClosed`."""
         if self._host is None or self._closed:
             raise LinkClosed("the engine is closed" if self._closed else "the engine is not started")
-        self._host.submit(message)
+        try:
+            self._host.submit(message)
+        except CodecError:
+            raise
+        except Exception as problem:
+            raise LinkClosed(f"the engine is gone: {problem}") from problem
 
     async def close(self) -> None:
         """Stop the engine after the step it is in."""
@@ -194,6 +201,7 @@ class ProcessLink:
         self._deliver, self._lost = deliver, lost
         self._child: ChildProcess | None = None
         self._transport: asyncio.Transport | None = None
+        self._last_call: asyncio.TimerHandle | None = None
         self._fault = ""
         self._open = self._closed = False
 
@@ -213,21 +221,25 @@ class ProcessLink:
         self._wire_over = asyncio.Event()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        child = ChildProcess("tinkex.engine.child", [str(theirs.fileno())], name=f"engine {self.epoch}")
+        child = ChildProcess(CHILD, [str(theirs.fileno())], name=f"engine {self.epoch}")
         try:
-            await child.start(fds=[theirs.fileno()], folder=self.spec.state, extra=_QUIET)
+            child.start(fds=[theirs.fileno()], folder=self.spec.state, extra=_QUIET)
         except OSError as error:
             ours.close()
             raise EngineStartFailed(f"the engine's process could not be started: {error}") from error
         finally:
             theirs.close()
         self._child = child
-        await loop.create_unix_connection(lambda: _Wire(self), sock=ours)
         self._gone = loop.create_task(self._until_gone())
-        self._send(self.spec.message(self.epoch))
         try:
+            await child.read_log()
+            await loop.create_unix_connection(lambda: _Wire(self), sock=ours)
+            self._send(self.spec.message(self.epoch))
             await self._ready
         except BaseException:
+            if self._transport is None:
+                ours.close()
+                self._wire_over.set()
             await self.close()
             raise
 
@@ -284,8 +296,8 @@ class ProcessLink:
         """The socket is closed: the child is at its end, or is brought there."""
         self._open = False
         self._wire_over.set()
-        if self._child is not None:
-            asyncio.get_running_loop().call_later(GRACE, self._child.kill)
+        assert self._child is not None
+        self._last_call = asyncio.get_running_loop().call_later(GRACE, self._child.kill)
 
     def _send(self, message: Request | Start) -> None:
         assert self._transport is not None
@@ -299,11 +311,16 @@ class ProcessLink:
         assert self._child is not None
         reason = await self._child.ended()
         await self._wire_over.wait()  # what it had written before it ended is delivered first
+        if self._last_call is not None:
+            self._last_call.cancel()
         reason = self._fault + reason
         if not self._ready.done():
             self._ready.set_exception(EngineStartFailed(reason))
         elif not self._closed:
-            self._lost(reason)
+            try:
+                self._lost(reason)
+            except Exception:
+                log.exception("that engine %s is gone could not be told", self.epoch)
 
 
 class _Wire(asyncio.BufferedProtocol):
