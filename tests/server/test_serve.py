@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import trustme
 
 pytest.importorskip("uvicorn")
 
@@ -286,6 +288,48 @@ def test_a_real_server_answers_and_stops_with_0(command: Command, told: signal.S
         assert child.returncode == 0, err
         assert out == ""
         assert facts["api_key"] not in err
+
+
+@needs_engine
+def test_ready_is_more_than_there(command: Command):
+    words = [word for word in command() if word != "--json"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        lines = iter(child.stdout.readline, "")
+        url = next(line for line in lines if "TINKER_BASE_URL=" in line).strip().partition("=")[2]
+        assert ask(url, "/api/v1/healthz")[0] == 200
+        starting = {"status": "starting", "engines": 1, "engines_up": 0}
+        assert ask(url, "/readyz")[::2] == (503, starting)
+        assert next(line for line in lines if line.startswith("ready: ")).startswith(
+            "ready: tiny/model on cpu, "
+        )
+        assert ask(url, "/readyz")[::2] == (200, {"status": "ready", "engines": 1, "engines_up": 1})
+        child.send_signal(signal.SIGINT)
+        assert list(lines) == []
+        assert child.wait() == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@needs_engine
+def test_a_real_server_with_a_certificate(command: Command, tmp_path: Path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with started(command("--tls-cert", str(cert), "--tls-key", str(key))) as (_, facts):
+        assert facts["url"].startswith("https://127.0.0.1:")
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", urlsplit(facts["url"]).port, timeout=60, context=trusting
+        )
+        connection.request("GET", "/api/v1/healthz")
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 @needs_engine

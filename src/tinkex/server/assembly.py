@@ -14,6 +14,7 @@ from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
 from .engine_room import EngineRoom
 from .options import ServerOptions
+from .readiness import READY_PAGE, ready_page
 from .service import Keys, Service
 from .signing import PAGE
 from .sqlite_store import SqliteStore
@@ -71,7 +72,7 @@ def child_engines(
 
 def pages() -> Mapping[str, Page]:
     """What is served beside the API."""
-    return {PAGE: files_page}
+    return {PAGE: files_page, READY_PAGE: ready_page}
 
 
 async def assemble(

@@ -87,7 +87,7 @@ class KeyRing:
     # ---- asking
 
     def owner_of(self, credential: str) -> KeyInfo | None:
-        """Whose key or token this is, or None; a damaged file is a `KeyFileError`, but for the ad-hoc key."""
+        """Whose key or token this is, or None; a damaged file is an error, except for the ad-hoc key."""
         if self.tokens is not None and credential.startswith("eyJ"):
             return self.tokens.verify(credential, self._now())
         digest = _digest(credential)
