@@ -209,7 +209,11 @@ def _claim(folder: Path) -> None:
 def _threads(start: Start) -> int:
     if start.device not in (None, "cpu"):
         return 1
-    return 1 if stored_parameters(start.folder) < SMALL else os.cpu_count() or 1
+    return 1 if stored_parameters(start.folder) < SMALL else _cores()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _readable(error: BaseException) -> str:

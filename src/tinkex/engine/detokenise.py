@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from .faults import UserFault
 from .stopping import Detokenise
+
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken")
 
 
 def detokeniser(folder: str | Path, *, trust_remote_code: bool = False) -> Detokenise:
@@ -27,6 +30,9 @@ def detokeniser(folder: str | Path, *, trust_remote_code: bool = False) -> Detok
 
 
 def _by_transformers(folder: str | Path, trust_remote_code: bool) -> Detokenise:
+    # Without a vocabulary transformers makes an empty tokenizer for some families, and says nothing.
+    if not any(any(Path(folder).glob(pattern)) for pattern in _VOCABULARIES):
+        raise UserFault(f"{folder} has no tokenizer")
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
