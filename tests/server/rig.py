@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,12 +74,11 @@ class HandClock:
 
 
 async def settle() -> None:
-    """Let everything that is ready run, work in threads too."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-    await asyncio.to_thread(int)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    """Let everything that is ready run, work in threads too (a rig has one thread for it)."""
+    for _ in range(8):
+        for _ in range(12):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(int)
 
 
 class NoEngine:
@@ -276,6 +276,7 @@ async def open_rig(
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """A server over a temporary state folder; with `start` its engines are started too."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     state = tmp_path / "state"
     folders = StateFolder(state)
     ring = KeyRing(state / "keys.json")

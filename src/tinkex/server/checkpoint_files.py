@@ -58,11 +58,14 @@ async def copy_folder(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    names = files_in(source)
+    if not names:
+        raise FileNotFoundError(source.name)
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700, parents=True)
     try:
-        for name in files_in(source):
+        for name in names:
             place = aside / name
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
