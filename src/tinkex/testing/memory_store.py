@@ -53,6 +53,12 @@ class MemoryStore:
         self._audit: list[AuditRow] = []
         self._closed = False
 
+    def copy(self) -> MemoryStore:
+        """Another store with the same rows: what a server that is started again would find."""
+        made = MemoryStore()
+        made._tables, made._usage, made._audit = deepcopy((self._tables, self._usage, self._audit))
+        return made
+
     # ---- writing
 
     async def write(self, *changes: Change) -> None:
