@@ -1,4 +1,5 @@
-"""Writes the table of HTTP statuses in docs/behaviour.md from the rules in `tinkex.errors`.
+"""Writes the tables in docs that repeat the code: HTTP statuses (behaviour.md, from `tinkex.errors`), limits
+and times (server.md, from `tinkex.server.options`).
 
 python tools/make_tables.py
 """
@@ -9,8 +10,11 @@ from itertools import groupby
 from pathlib import Path
 
 from tinkex.errors import APIStatusError, ResponseInfo, is_user_error, status_class, status_rule
+from tinkex.server.settings import SETTINGS, Setting, meanings
 
-PAGE = Path(__file__).parent.parent / "docs" / "behaviour.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "behaviour.md"
+SERVER_PAGE = DOCS / "server.md"
 BEGIN, END = "<!-- statuses -->\n", "<!-- end of statuses -->\n"
 
 
@@ -43,5 +47,36 @@ def filled(page: str) -> str:
     return before + BEGIN + table() + END + rest.split(END)[1]
 
 
+# ---- the server's settings
+
+
+def settings_table(group: str, what: str) -> str:
+    """The settings of a group, their defaults and what they are for."""
+    said = meanings()
+    rows = [setting for setting in SETTINGS.values() if setting.group == group]
+    lines = [f"| `{setting.short}` | {shown(setting)} | {said[setting.name]} |" for setting in rows]
+    return "\n".join([f"| {what} | default | |", "|---|---|---|", *lines]) + "\n"
+
+
+def shown(setting: Setting) -> str:
+    """A default as people write it."""
+    value = setting.default
+    if setting.name.endswith("_bytes"):
+        for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if value % (1 << power) == 0:
+                return f"{value >> power} {unit}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def server_page(page: str) -> str:
+    """The server's page with its tables made anew."""
+    for group, what in (("limits", "limit"), ("times", "time")):
+        begin, end = f"<!-- {group} -->\n", f"<!-- end of {group} -->\n"
+        before, rest = page.split(begin)
+        page = before + begin + settings_table(group, what) + end + rest.split(end)[1]
+    return page
+
+
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text()))
+    SERVER_PAGE.write_text(server_page(SERVER_PAGE.read_text()))
