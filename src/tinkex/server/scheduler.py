@@ -112,8 +112,8 @@ class Scheduler:
     # ---- rounds
 
     def kick(self) -> None:
-        """Begin a round if the engine can take one."""
-        if self._ready and not self._training and self.room.up:
+        """Begin rounds while the engine can take one; one without a pass leaves it free for the next."""
+        while self._ready and not self._training and self.room.up:
             self._round()
 
     def _round(self) -> None:
