@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.cli.serve import NEEDED
 from tinkex.testing import FakeServer, FakeService
 from tinkex.testing.tiny_models import make_tiny_model
 from tinkex.types import ClientConfigResponse
@@ -27,7 +28,7 @@ LARGE = 4000  # bytes of a result that a fake announces before it sends it
 
 REAL = {"in order": ("server", False), "at once": ("server", True)}
 FAKE = {"fake, in order": ("fake", False), "fake, at once": ("fake", True)}
-if find_spec("tinkex.server.assembly") is None:
+if any(find_spec(name) is None for name in NEEDED):
     REAL = {}
 KINDS = {**REAL, **FAKE}
 
