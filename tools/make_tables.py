@@ -1,4 +1,4 @@
-"""Writes the tables in docs that repeat the code: HTTP statuses (behaviour.md, from `tinkex.errors`), limits
+"""Writes the tables in docs that repeat code: HTTP statuses (behaviour.md, from `tinkex.errors`), limits
 and times (server.md, from `tinkex.server.options`).
 
 python tools/make_tables.py

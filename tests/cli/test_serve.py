@@ -168,7 +168,7 @@ def test_a_model_by_name_is_found_on_the_shelf(
 )
 def test_models_that_are_not_there(started, words: list[str], said: str):
     done, options = started(*words, models=False)
-    assert done.code == 1
+    assert done.code == 2
     assert options is None
     assert said in done.err
     assert done.err.count("\n") == 1
@@ -176,7 +176,7 @@ def test_models_that_are_not_there(started, words: list[str], said: str):
 
 def test_a_name_is_taken_once(started, model: Path):
     done, _ = started("--model", f"tiny={model}")
-    assert done.code == 1
+    assert done.code == 2
     assert "'tiny' was named twice" in done.err
 
 
@@ -257,7 +257,8 @@ def test_models_from_file_and_environment(
         (["--time", "drain=-1"], "--time drain: -1 must be at least 0"),
         (["--public-url", "gpu.example"], "is not an http:// or https:// address"),
         (["--public-url", "local"], "--public-url: public_url: an http:// or https:// address"),
-        (["--owner", "a/b"], "owner 'a/b'"),
+        (["--owner", "a/b"], "--owner: owner 'a/b'"),
+        (["--api-key", "sk-wrong"], "--api-key: a key must begin with 'tml-'"),
         (["--rates", "training=x"], "--rates: 'training=x' is not proper rates"),
         (["--tls-cert", "x"], "needs both a certificate"),
         (["--tls-cert", "x", "--tls-key", "y"], "--tls-cert: tls_cert: there is no file x"),
@@ -267,8 +268,9 @@ def test_models_from_file_and_environment(
 def test_what_cannot_be_is_one_line(started, words: list[str], said: str):
     done, options = started(*words)
     assert options is None
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert said in done.err
+    assert "sk-wrong" not in done.err
     assert done.err.count("\n") == 1
 
 
@@ -296,7 +298,7 @@ def test_what_a_file_cannot_say(started, tmp_path: Path, text: str, said: str):
     config.write_text(text)
     done, options = started("--config", str(config))
     assert options is None
-    assert done.code == 1
+    assert done.code == 2
     assert said in done.err
     assert str(config) in done.err
 
@@ -318,7 +320,7 @@ def test_errors_as_json(started):
     assert done.problem == {
         "error": "--port: 'abc' is not a whole number",
         "hint": "see `tinkex serve --help`",
-        "exit_code": 1,
+        "exit_code": 2,
     }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -90,3 +93,20 @@ def test_certificates_are_tried_before_the_start(tmp_path: Path):
     for wrong in (other, cert, tmp_path / "missing"):
         with pytest.raises(CannotStart, match=r"TLS: .* do not work"):
             check_tls(options(tmp_path, cert, wrong))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="bounds are POSIX's")
+def test_many_connections_are_allowed():
+    code = (
+        "import resource; from tinkex.server.listening import allow_many_connections\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300 if {0} else hard))\n"
+        "print(allow_many_connections(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    for bounded in (False, True):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(bounded)], capture_output=True, text=True, check=True
+        )
+        told, soft, hard = map(int, done.stdout.split())
+        assert told == soft
+        assert soft == 300 if bounded else soft >= min(hard, 65536)

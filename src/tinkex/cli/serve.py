@@ -13,7 +13,7 @@ from ..server import config_file
 from ..server.config_file import Layer, Value
 from ..server.settings import SETTINGS, Setting, closest, meanings
 from .main import Parser
-from .output import CommandError, Output
+from .output import CommandError, Output, UsageError
 
 NEEDED = ("uvicorn", "torch", "transformers", "safetensors", "tokenizers")
 """What a server needs beyond a client; looked for, not imported: engines are processes of their own."""
@@ -107,7 +107,7 @@ def _serve(chosen: argparse.Namespace, out: Output) -> int:
             return _show(values, out)
         options = config_file.build(values)
     except InvalidArgumentError as error:
-        raise CommandError(str(error), "see `tinkex serve --help`") from None
+        raise UsageError(str(error), "see `tinkex serve --help`") from None
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise CommandError(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from .. import models
 from ..config import Secret, normalize_url
 from ..errors import InvalidArgumentError
-from .key_file import check_name
+from .key_file import KeysError, check_name
 from .options import Limits, ModelSpec, ServerOptions, Times
 from .places import default_state
 from .settings import SETTINGS, closest
@@ -86,7 +86,15 @@ def build(values: Layer) -> ServerOptions:
     if "public_url" in plain:
         plain["public_url"] = _address(values["public_url"])
     if "owner" in plain:
-        check_name("owner", plain["owner"])
+        try:
+            check_name("owner", plain["owner"])
+        except KeysError as problem:
+            raise InvalidArgumentError(f"{values['owner'].source}: {problem}") from None
+    if "api_key" in plain and not plain["api_key"].reveal().startswith("tml-"):
+        raise InvalidArgumentError(
+            f"{values['api_key'].source}: a key must begin with 'tml-', or clients refuse to use it; "
+            "without one the server makes its own"
+        )
     if ("tls_cert" in plain) != ("tls_key" in plain):
         raise InvalidArgumentError("TLS needs both a certificate (tls_cert) and its key (tls_key)")
     for name in ("tls_cert", "tls_key"):

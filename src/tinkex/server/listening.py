@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket
 import ssl
+import sys
 
 from ..errors import TinkerError
 from .options import ServerOptions
 
-__all__ = ["CannotStart", "address", "check_tls", "is_loopback", "listen"]
+__all__ = ["CannotStart", "address", "allow_many_connections", "check_tls", "is_loopback", "listen"]
 
 BACKLOG = 2048
+OPEN_FILES = 65536
+"""As many connections and files as this may be open, where the system allows it."""
 
 
 class CannotStart(TinkerError):
@@ -75,3 +79,18 @@ def check_tls(options: ServerOptions) -> None:
         )
     except (OSError, ssl.SSLError) as problem:
         raise CannotStart(f"TLS: {options.tls_cert} and {options.tls_key} do not work: {problem}") from None
+
+
+def allow_many_connections() -> int | None:
+    """Raise this process's bound on open files, which is low by default; the bound, where there is one."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TextIO, TypeAlias
 from ..config import Secret
 from . import banner, logs
 from .keys import KeyInfo, KeyRing
-from .listening import CannotStart, address, check_tls, is_loopback, listen
+from .listening import CannotStart, address, allow_many_connections, check_tls, is_loopback, listen
 from .options import ServerOptions
 from .places import KEY_FILE, TOKEN_SECRET
 from .state_folder import StateFolder, StateInUse
@@ -23,6 +23,8 @@ from .tokens import Tokens
 __all__ = ["Application", "CannotStart", "MakeApplication", "run"]
 
 log = logging.getLogger(__name__)
+FEW_FILES = 4096
+"""Fewer connections than this are soon used up by clients that wait for results."""
 
 Mode: TypeAlias = Literal["table", "json", "quiet"]
 
@@ -57,6 +59,9 @@ def run(
     """Serve until told to stop, then 0; a `TinkerError` says why it could not start."""
     logs.set_up(options.log_level)
     check_tls(options)
+    files = allow_many_connections()
+    if files is not None and files < FEW_FILES:
+        log.warning("only %d files and connections may be open; raise it with ulimit -n", files)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_state_folder(options))
         keys = KeyRing(options.state / KEY_FILE, extra=options.api_key, extra_owner=options.owner)
