@@ -24,7 +24,6 @@ KEY = "tml-matrix-of-versions"
 MODEL = "tiny/model"
 HOLD = 0.5  # seconds a poll is held
 HOLE = 3.0  # seconds a missing operation is waited for
-LARGE = 4000  # bytes of a result that a fake announces before it sends it
 
 REAL = {"in order": ("server", False), "at once": ("server", True)}
 FAKE = {"fake, in order": ("fake", False), "fake, at once": ("fake", True)}
@@ -65,7 +64,6 @@ def start_fake(*, parallel: bool) -> Iterator[Served]:
         api_keys=[KEY, other],
         hold=HOLD,
         skip_after=HOLE,
-        large_result=LARGE,
     )
     with FakeServer(service) as server:
         yield Served(server.base_url, other, parallel, service)
