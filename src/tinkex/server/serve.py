@@ -154,8 +154,7 @@ async def _serve(front: _Front, make: MakeApplication, folder: StateFolder) -> i
     app = await make(front.options, front.keys, front.url, front.ready, folder)
     config = configure(front.options, app)
     server = HttpServer(config, listening=front.listening, drain=app.drain, release=app.release)
-    try:
+    # An application that does not start has told the log why; some uvicorns leave the process then.
+    with contextlib.suppress(SystemExit):
         await server.serve(sockets=[front.listener])
-    except SystemExit:  # how uvicorn says that the application did not start; it has told the log why
-        return 1
-    return 0
+    return 0 if server.started else 1
