@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ..engine.messages import Unload
 from ..types import CreateCustomLossRequest
 from ..wire.jsonbody import decode
 from .asks import Ask
 from .base_models import BaseFacts, Catalogue
+from .checkpoint_files import discard
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
@@ -25,7 +27,7 @@ from .line import Line
 from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
 from .problems import Problem
-from .records import ModelRow, OperationRow, SamplerRow, SessionRow
+from .records import CheckpointRow, ModelRow, OperationRow, SamplerRow, SessionRow
 from .sampling import SamplingDesk
 from .scheduler import Scheduler
 from .signing import SignedUrls
@@ -133,9 +135,13 @@ class Service:
 
     async def start(self) -> None:
         """Read what is alive from the store and start the engines."""
+        from .housekeeping import housekeepers
+        from .leftovers import clear_leftovers
         from .startup import load_world
 
         await load_world(self)
+        await clear_leftovers(self)
+        self.housekeepers += housekeepers()
         for room in self.rooms.values():
             room.start()
         self.spawn(self._keep_house())
@@ -210,15 +216,14 @@ class Service:
 
     def refused(self, ask: Ask, problem: Problem) -> None:
         """A training request was refused for good: its number must not be waited for."""
-        if (
-            ask.route.lane != "train"
-            or problem.status in (401, 404, 408, 409, 429)
-            or problem.status >= 500
-        ):
-            return
-        model = self.world.models.get(getattr(ask.body, "model_id", None) or "")
-        number = getattr(ask.body, "seq_id", None)
-        if model is not None and model.row.owner == ask.owner and number:
+        if ask.route.lane == "train" and problem.status not in (408, 409, 429) and problem.status < 500:
+            model_id, number = getattr(ask.body, "model_id", None), getattr(ask.body, "seq_id", None)
+            self.use_up(ask.owner, model_id or "", number or 0)
+
+    def use_up(self, owner: str, model_id: str, number: int) -> None:
+        """This number of a model was refused."""
+        model = self.world.models.get(model_id)
+        if model is not None and model.row.owner == owner and number > 0:
             model.line.use_up(number)
             self.scheduler_of(model).look(model)
 
@@ -281,8 +286,8 @@ class Service:
         self.scheduler_of(model).enter(operation)
         return operation
 
-    async def finish(self, ended: Sequence[tuple[Operation, Outcome]]) -> None:
-        """Write down what has ended, then tell those who wait."""
+    async def finish(self, ended: Sequence[tuple[Operation, Outcome]], also: Sequence[Change] = ()) -> None:
+        """Write down what has ended and other changes after it, then tell those who wait."""
         now = self.clock.time()
         changes: list[Change] = []
         for operation, outcome in ended:
@@ -297,12 +302,7 @@ class Service:
             )  # fmt: skip
             if isinstance(operation.work, PassWork) and not outcome.failed:
                 self.usage.add(self, operation.model, "training", operation.work.tokens)
-        self._writes += 1
-        try:
-            await self.keep(*changes)
-        finally:
-            self._writes -= 1
-            self._tell_written()
+        await self.keep(*changes, *also)
         for operation, outcome in ended:
             self._ended(operation, outcome, now)
 
@@ -313,6 +313,8 @@ class Service:
         work = operation.work
         if work.saves is not None:
             operation.model.saving.discard(work.saves)
+            if not outcome.failed:
+                self._saved(operation.model, outcome)
         if isinstance(work, SaveSamplerWork) and not outcome.failed:
             self._frozen(operation, work)
         ticket = operation.ticket
@@ -322,7 +324,18 @@ class Service:
             ticket.done(outcome.result, outcome.form, now)
         self.tickets.ended(ticket)
         if operation.kind == "unload_model" and not outcome.failed:
+            operation.model.open = False  # the engine has let go of it
             self.drop_model(operation.model, "the model was unloaded")
+
+    def _saved(self, model: LiveModel, outcome: Outcome) -> None:
+        """A checkpoint is there; the files of one it took the place of go."""
+        self.usage.add(self, model, "checkpoint", 1)
+        for change in outcome.changes:
+            if isinstance(change, Put) and isinstance(change.row, CheckpointRow):
+                row = change.row
+                before, model.saved[row.path] = model.saved.get(row.path), row.folder
+                if before is not None and before != row.folder:
+                    self.spawn(discard(self, before))
 
     def _frozen(self, operation: Operation, work: SaveSamplerWork) -> None:
         model = operation.model
@@ -341,8 +354,10 @@ class Service:
         log.error("model %s is corrupted: %s", model.id, trouble)
         model.row.state, model.row.note = "corrupted", trouble
         self.world.models.pop(model.id, None)
+        model.session.models.pop(model.id, None)
         scheduler = self.scheduler_of(model)
         scheduler.models.pop(model.id, None)
+        scheduler.room.tell(Unload(scheduler.room.epoch, scheduler.room.next_name(), model.id))
         ended = [
             (operation, Outcome(error=f"model {model.id} is corrupted: {trouble}", category="server"))
             for operation in model.line.clear()
@@ -353,6 +368,8 @@ class Service:
 
     async def work_again(self, model: LiveModel, row: OperationRow) -> Work | PassWork | None:
         """What a stored operation did to its model's weights, to be done again; None: nothing."""
+        if row.kind.startswith("save_"):
+            return None  # and what it was saved under may have been saved again since
         work = await make_work(self, model, row.kind, read_operation(row), row)
         return work if work.changes_weights else None
 
@@ -366,6 +383,8 @@ class Service:
                 await self.store.write(*changes)
                 return
             except StoreFailed as problem:
+                if not problem.again:
+                    raise
                 log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
                 await self.clock.sleep(pause)
                 pause = min(pause * 2, 10.0)
@@ -375,6 +394,8 @@ class Service:
         try:
             await self.store.write(*changes)
         except StoreFailed as problem:
+            if not problem.again:
+                raise Problem(400, f"the request cannot be stored: {problem}") from None
             raise Problem(
                 503, f"the server cannot write: {problem}", headers={"retry-after": "5"}
             ) from None
@@ -386,7 +407,13 @@ class Service:
             self._all_written.append(future)
             await future
 
-    def _tell_written(self) -> None:
+    def write_begins(self) -> None:
+        """Something has ended that is not written yet."""
+        self._writes += 1
+
+    def write_ends(self) -> None:
+        """It is written."""
+        self._writes -= 1
         if not self._writes:
             waiting, self._all_written = self._all_written, []
             for future in waiting:
