@@ -294,6 +294,7 @@ class Twins(RuleBasedStateMachine):
         for name in ("models_of", "samplers_of", "losses_of"):
             self.same(name, ids)
         self.same("checkpoints_of", ids, now=now)
+        self.same("history", ids)
 
     @rule(wanted=filters, limit=st.integers(0, 4))
     def searches(self, wanted: SessionFilter, limit: int) -> None:

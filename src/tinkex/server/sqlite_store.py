@@ -6,9 +6,10 @@ Writes go through one thread, reads through another, so a slow disk never holds 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +38,6 @@ from .sql.columns import (
     SESSIONS,
     USAGE,
     Table,
-    to_json,
 )
 from .sql.migrations import migrate
 from .sqlite_threads import Reader, Writer, in_words
@@ -144,16 +144,24 @@ class SqliteStore:
             lambda database: [table.row(found) for found in database.execute(statement, values)]
         )
 
+    async def _fetch_of(self, statement: str, ids: Sequence[str], *values: Any) -> list[tuple[Any, ...]]:
+        """What a statement finds for each of these, all at the same moment."""
+
+        def question(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            with _one_moment(database):
+                return [
+                    row for id in dict.fromkeys(ids) for row in database.execute(statement, (id, *values))
+                ]
+
+        return await self._ask(question)
+
     async def _page(
         self, table: Table[T], listing: str, counting: str, page: Page, *values: Any
     ) -> tuple[list[T], int]:
         def question(database: sqlite3.Connection) -> tuple[list[T], int]:
-            database.execute("BEGIN")  # both see the same moment
-            try:
+            with _one_moment(database):
                 found = database.execute(listing, (*values, page.limit, page.offset)).fetchall()
                 (total,) = database.execute(counting, values).fetchone()
-            finally:
-                database.execute("ROLLBACK")
             return [table.row(each) for each in found], total
 
         return await self._ask(question)
@@ -203,15 +211,18 @@ class SqliteStore:
 
     async def models_of(self, session_ids: Sequence[str]) -> list[ModelRow]:
         """The models of these sessions, oldest first."""
-        return await self._rows(MODELS, sql.MODELS_OF, to_json(list(session_ids)))
+        found = await self._fetch_of(sql.MODELS_OF, session_ids)
+        return sorted(map(MODELS.row, found), key=_by_age)
 
     async def samplers_of(self, session_ids: Sequence[str]) -> list[SamplerRow]:
         """The sampling sessions of these sessions, oldest first."""
-        return await self._rows(SAMPLERS, sql.SAMPLERS_OF, to_json(list(session_ids)))
+        found = await self._fetch_of(sql.SAMPLERS_OF, session_ids)
+        return sorted(map(SAMPLERS.row, found), key=_by_age)
 
     async def losses_of(self, session_ids: Sequence[str]) -> list[LossRow]:
         """The custom losses of these sessions, oldest first."""
-        return await self._rows(LOSSES, sql.LOSSES_OF, to_json(list(session_ids)))
+        found = await self._fetch_of(sql.LOSSES_OF, session_ids)
+        return sorted(map(LOSSES.row, found), key=_by_age)
 
     # ---- checkpoints
 
@@ -227,7 +238,8 @@ class SqliteStore:
 
     async def checkpoints_of(self, session_ids: Sequence[str], *, now: float) -> list[CheckpointRow]:
         """The checkpoints made in these sessions that have not expired, newest first."""
-        return await self._rows(CHECKPOINTS, sql.CHECKPOINTS_OF, to_json(list(session_ids)), now)
+        found = await self._fetch_of(sql.CHECKPOINTS_OF, session_ids, now)
+        return sorted(map(CHECKPOINTS.row, found), key=lambda row: (row.created, row.path), reverse=True)
 
     async def expired_checkpoints(self, now: float) -> list[CheckpointRow]:
         """Every checkpoint whose time has come, the longest expired first."""
@@ -253,9 +265,10 @@ class SqliteStore:
 
     async def history(self, model_ids: Sequence[str]) -> list[OperationRow]:
         """The operations of these models in order of arrival, without bodies and results."""
-        found = await self._fetch(sql.HISTORY, to_json(list(model_ids)))
+        found = await self._fetch_of(sql.HISTORY, model_ids)
         # The two columns that are read elsewhere and left out here are body and result.
-        return [self._operation(*each[:7], None, None, *each[7:], None, b"") for each in found]
+        rows = [self._operation(*each[:7], None, None, *each[7:], None, b"") for each in found]
+        return sorted(rows, key=lambda row: (row.arrived, row.model_id, row.seq, row.id))
 
     async def _operations(self, statement: str, *values: Any) -> list[OperationRow]:
         def question(database: sqlite3.Connection) -> list[OperationRow]:
@@ -301,6 +314,20 @@ class SqliteStore:
         rows = await self._rows(AUDIT, sql.AUDIT_OF_OWNER, owner, start, end)
         wanted = tuple(prefixes) or ("",)
         return [row for row in rows if row.event.startswith(wanted)]
+
+
+def _by_age(row: ModelRow | SamplerRow | LossRow) -> tuple[float, str]:
+    return row.created, row.id
+
+
+@contextlib.contextmanager
+def _one_moment(database: sqlite3.Connection) -> Iterator[None]:
+    """All that is read inside is of the same moment."""
+    database.execute("BEGIN")
+    try:
+        yield
+    finally:
+        database.execute("ROLLBACK")
 
 
 def _connect(path: Path, durability: Durability) -> sqlite3.Connection:

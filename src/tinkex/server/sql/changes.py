@@ -14,7 +14,7 @@ from ..body_files import BodyFiles
 from ..records import OperationRow, Row
 from ..store import Change, Count, Delete, Finish, ForgetBodies, ForgetResults, Note, Put, Seen
 from . import statements as sql
-from .columns import AUDIT, PLAIN, USAGE, to_json
+from .columns import AUDIT, PLAIN, USAGE
 
 Step: TypeAlias = Callable[["Changing"], object]
 
@@ -159,12 +159,10 @@ def _forget_results(change: ForgetResults, ready: Ready, files: BodyFiles) -> No
     def step(changing: Changing) -> None:
         database = changing.database
         found = database.execute(sql.RESULTS_TO_FORGET, before).fetchall()
-        if found:
-            for _, body_file, result_file in found:
-                changing.drop_files((body_file, result_file))
-            numbers = (to_json([n for n, _, _ in found]),)
-            database.execute(sql.DELETE_OUTCOMES, numbers)
-            database.execute(sql.DELETE_OPERATIONS, numbers)
+        for n, *names in found:
+            changing.drop_files(names)
+            database.execute(sql.DELETE_OUTCOME_N, (n,))
+            database.execute(sql.DELETE_OPERATION_N, (n,))
         database.execute(sql.FORGET_ANSWERS, before)
 
     ready.steps.append(step)

@@ -23,11 +23,6 @@ from ..records import (
 T = TypeVar("T")
 
 
-def to_json(value: Any) -> str:
-    """A list or dictionary as JSON text."""
-    return msgspec.json.encode(value).decode()
-
-
 class Table(Generic[T]):
     """The table of one kind of row."""
 
@@ -56,7 +51,7 @@ class Table(Generic[T]):
         values = list(self._read(row))
         for place in self._json:
             if values[place] is not None:
-                values[place] = to_json(values[place])
+                values[place] = msgspec.json.encode(values[place]).decode()
         return values
 
     def row(self, values: Iterable[Any]) -> T:

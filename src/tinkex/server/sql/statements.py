@@ -1,6 +1,6 @@
 """Every statement the store runs, by name.
 
-Lists of ids travel as one JSON parameter.  Newest first means by time of creation, then by id, both
+Newest first means by time of creation, then by id, both
 descending; oldest first the other way round.
 """
 # ruff: noqa: S608 - the only things formatted in are names of our own columns
@@ -60,8 +60,7 @@ REPLAY = f"""
 """
 HISTORY = """
     SELECT id, model_id, seq, kind, owner, arrived, content, state, ended, form, error, category
-    FROM operations LEFT JOIN outcomes USING (n)
-    WHERE model_id IN (SELECT value FROM json_each(?)) ORDER BY arrived, model_id, seq, id
+    FROM operations LEFT JOIN outcomes USING (n) WHERE model_id = ?
 """
 
 _FORGOTTEN = """
@@ -78,8 +77,8 @@ RESULTS_TO_FORGET = """
         WHERE models.id = operations.model_id AND models.state = 'live' AND operations.seq > models.snapshot
     )
 """
-DELETE_OUTCOMES = "DELETE FROM outcomes WHERE n IN (SELECT value FROM json_each(?))"
-DELETE_OPERATIONS = "DELETE FROM operations WHERE n IN (SELECT value FROM json_each(?))"
+DELETE_OUTCOME_N = "DELETE FROM outcomes WHERE n = ?"
+DELETE_OPERATION_N = "DELETE FROM operations WHERE n = ?"
 FORGET_ANSWERS = "DELETE FROM answers WHERE created < ?"
 
 FILES_IN_USE = """
@@ -105,15 +104,13 @@ SEARCH_SESSIONS_BEFORE = f"""
     ORDER BY created DESC, id DESC
 """
 
-# ---- what belongs to sessions
+# ---- what belongs to one session; for several, the answers are put together
 
-_THEIRS = "session_id IN (SELECT value FROM json_each(?))"
-MODELS_OF = f"SELECT {MODELS.columns} FROM models WHERE {_THEIRS} ORDER BY created, id"
-SAMPLERS_OF = f"SELECT {SAMPLERS.columns} FROM samplers WHERE {_THEIRS} ORDER BY created, id"
-LOSSES_OF = f"SELECT {LOSSES.columns} FROM losses WHERE {_THEIRS} ORDER BY created, id"
+MODELS_OF = f"SELECT {MODELS.columns} FROM models WHERE session_id = ?"
+SAMPLERS_OF = f"SELECT {SAMPLERS.columns} FROM samplers WHERE session_id = ?"
+LOSSES_OF = f"SELECT {LOSSES.columns} FROM losses WHERE session_id = ?"
 CHECKPOINTS_OF = f"""
-    SELECT {CHECKPOINTS.columns} FROM checkpoints
-    WHERE {_THEIRS} AND (expires IS NULL OR expires > ?) ORDER BY created DESC, path DESC
+    SELECT {CHECKPOINTS.columns} FROM checkpoints WHERE session_id = ? AND (expires IS NULL OR expires > ?)
 """
 
 # ---- models
