@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,14 +145,23 @@ class SqliteStore:
             lambda database: [table.row(found) for found in database.execute(statement, values)]
         )
 
-    async def _fetch_of(self, statement: str, ids: Sequence[str], *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement finds for each of these, all at the same moment."""
+    async def _gather(
+        self,
+        make: Callable[[tuple[Any, ...]], T],
+        order: Callable[[T], Any],
+        statement: str,
+        ids: Sequence[str],
+        *values: Any,
+        newest: bool = False,
+    ) -> list[T]:
+        """What a statement finds for each of these, all at the same moment, in order."""
 
-        def question(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
+        def question(database: sqlite3.Connection) -> list[T]:
             with _one_moment(database):
-                return [
+                found = [
                     row for id in dict.fromkeys(ids) for row in database.execute(statement, (id, *values))
                 ]
+            return sorted(map(make, found), key=order, reverse=newest)
 
         return await self._ask(question)
 
@@ -211,18 +221,15 @@ class SqliteStore:
 
     async def models_of(self, session_ids: Sequence[str]) -> list[ModelRow]:
         """The models of these sessions, oldest first."""
-        found = await self._fetch_of(sql.MODELS_OF, session_ids)
-        return sorted(map(MODELS.row, found), key=_by_age)
+        return await self._gather(MODELS.row, _by_age, sql.MODELS_OF, session_ids)
 
     async def samplers_of(self, session_ids: Sequence[str]) -> list[SamplerRow]:
         """The sampling sessions of these sessions, oldest first."""
-        found = await self._fetch_of(sql.SAMPLERS_OF, session_ids)
-        return sorted(map(SAMPLERS.row, found), key=_by_age)
+        return await self._gather(SAMPLERS.row, _by_age, sql.SAMPLERS_OF, session_ids)
 
     async def losses_of(self, session_ids: Sequence[str]) -> list[LossRow]:
         """The custom losses of these sessions, oldest first."""
-        found = await self._fetch_of(sql.LOSSES_OF, session_ids)
-        return sorted(map(LOSSES.row, found), key=_by_age)
+        return await self._gather(LOSSES.row, _by_age, sql.LOSSES_OF, session_ids)
 
     # ---- checkpoints
 
@@ -238,8 +245,8 @@ class SqliteStore:
 
     async def checkpoints_of(self, session_ids: Sequence[str], *, now: float) -> list[CheckpointRow]:
         """The checkpoints made in these sessions that have not expired, newest first."""
-        found = await self._fetch_of(sql.CHECKPOINTS_OF, session_ids, now)
-        return sorted(map(CHECKPOINTS.row, found), key=lambda row: (row.created, row.path), reverse=True)
+        make, order = CHECKPOINTS.row, attrgetter("created", "path")
+        return await self._gather(make, order, sql.CHECKPOINTS_OF, session_ids, now, newest=True)
 
     async def expired_checkpoints(self, now: float) -> list[CheckpointRow]:
         """Every checkpoint whose time has come, the longest expired first."""
@@ -265,10 +272,12 @@ class SqliteStore:
 
     async def history(self, model_ids: Sequence[str]) -> list[OperationRow]:
         """The operations of these models in order of arrival, without bodies and results."""
-        found = await self._fetch_of(sql.HISTORY, model_ids)
-        # The two columns that are read elsewhere and left out here are body and result.
-        rows = [self._operation(*each[:7], None, None, *each[7:], None, b"") for each in found]
-        return sorted(rows, key=lambda row: (row.arrived, row.model_id, row.seq, row.id))
+
+        def bare(found: tuple[Any, ...]) -> OperationRow:
+            return self._operation(*found[:7], None, None, *found[7:], None, b"")
+
+        order = attrgetter("arrived", "model_id", "seq", "id")
+        return await self._gather(bare, order, sql.HISTORY, model_ids)
 
     async def _operations(self, statement: str, *values: Any) -> list[OperationRow]:
         def question(database: sqlite3.Connection) -> list[OperationRow]:
@@ -316,8 +325,7 @@ class SqliteStore:
         return [row for row in rows if row.event.startswith(wanted)]
 
 
-def _by_age(row: ModelRow | SamplerRow | LossRow) -> tuple[float, str]:
-    return row.created, row.id
+_by_age = attrgetter("created", "id")
 
 
 @contextlib.contextmanager
