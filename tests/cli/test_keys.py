@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def test_a_damaged_file_is_told_and_left_alone(keys, ring: KeyRing):
 
 
 def test_the_state_folder_comes_from_the_environment(tmp_path: Path):
-    done = spawn("keys", "add", "laptop", "--json", environ={"TINKEX_STATE": str(tmp_path / "here")})
+    done = spawn(
+        "keys", "add", "laptop", "--json", environ={**os.environ, "TINKEX_STATE": str(tmp_path / "here")}
+    )
     assert done.code == 0
     (entry,) = json.loads((tmp_path / "here" / "keys.json").read_text())["keys"]
     assert entry["name"] == "laptop"

@@ -25,11 +25,12 @@ HEAVY = {
 
 
 def loaded_by(*words: str) -> set[str]:
-    """The modules a fresh interpreter has loaded after a command."""
+    """The modules a fresh interpreter loads for a command."""
     code = (
-        "import sys, json; from tinkex.cli.main import main\n"
+        "import sys, json; bare = set(sys.modules)\n"
+        "from tinkex.cli.main import main\n"
         f"main({list(words)!r})\n"
-        "sys.stderr.write(json.dumps(sorted(sys.modules)))"
+        "sys.stderr.write(json.dumps(sorted(set(sys.modules) - bare)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stderr))
