@@ -223,7 +223,9 @@ class Client:
 
     async def save(self, model: str, seq: int, name: str, **more: Any) -> str:
         """Save weights under a name."""
-        return self.ticket(await self("save_weights", {"model_id": model, "seq_id": seq, "path": name, **more}))
+        return self.ticket(
+            await self("save_weights", {"model_id": model, "seq_id": seq, "path": name, **more})
+        )
 
     async def freeze(self, model: str, seq: int, number: int | None = None, name: str | None = None) -> str:
         """Freeze weights for sampling, for a sampling session or under a name."""

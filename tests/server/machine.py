@@ -1,4 +1,4 @@
-"""A whole server in process: an engine that computes nothing, time that is moved by hand, kills and restarts.
+"""A whole server in process: an engine that computes nothing, time moved by hand, kills and restarts.
 
 `@running()` turns `async def test_x(server)` into a test: the server is up when it begins and is stopped
 when it ends. Everything goes through the ASGI application as bytes.

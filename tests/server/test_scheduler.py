@@ -117,7 +117,9 @@ async def test_passes_of_different_models_are_joined(server: Machine):
 
 
 @running()
-async def test_a_joined_pass_stays_within_its_token_budget(server: Machine, monkeypatch: pytest.MonkeyPatch):
+async def test_a_joined_pass_stays_within_its_token_budget(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(scheduler, "DEFAULT_JOINED_TOKENS", 10)
     ann = server.ann
     models = [await ann.model() for _ in range(4)]
@@ -318,7 +320,9 @@ async def test_more_waiting_bytes_than_allowed_are_refused(server: Machine):
     server.engine.hold(Train)
     await ann.train(model, 1, datum(range(1, 31)))
     body = ann.train_body(model, 2, datum(range(1, 41)))
-    text = await ann.refused("forward_backward", *body, 429, headers={"content-type": "application/x-protobuf"})
+    text = await ann.refused(
+        "forward_backward", *body, 429, headers={"content-type": "application/x-protobuf"}
+    )
     assert "1000" in text
     await bob.train(theirs, 1, datum(range(1, 31)))  # what ann has waiting is not bob's
     server.engine.release()

@@ -18,7 +18,7 @@ from ..wire.jsonbody import encode
 from ..wire.routes import PREFIX, Route
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
 from .problems import Problem
-from .reading import Gone, Receive, read_all, read_query, understand
+from .reading import Gone, Receive, number_in, read_all, read_query, understand
 from .routing import find_route, methods_of
 from .service import Service
 
@@ -101,10 +101,15 @@ class App:
         owner, key_id = self._authenticate(route, headers.get(_KEY))
         limits = service.options.limits
         raw = b"" if method == "GET" else await read_all(receive, headers, limits.body_bytes)
-        if len(raw) < OFF_LOOP:
-            body, raw = understand(route, headers, raw, limits)
-        else:
-            body, raw = await asyncio.to_thread(understand, route, headers, raw, limits)
+        try:
+            if len(raw) < OFF_LOOP and b"content-encoding" not in headers:
+                body, raw = understand(route, headers, raw, limits)
+            else:
+                body, raw = await asyncio.to_thread(understand, route, headers, raw, limits)
+        except Problem:
+            if route.lane == "train":
+                service.use_up(owner, *number_in(headers, raw))
+            raise
         query = read_query(route, scope["query_string"])
         client = scope.get("client")
         ask = Ask(

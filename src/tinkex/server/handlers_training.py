@@ -17,6 +17,7 @@ from ..wire import paths
 from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import encode
 from .asks import Answer, Ask, Reply, answers
+from .line import FARTHEST
 from .operations import CreateWork, Work
 from .problems import NotFound, Problem
 from .records import AuditRow, LossRow, ModelRow, OperationRow
@@ -168,8 +169,12 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     if model is None or model.row.owner != ask.owner:
         return await _not_alive(ask, model_id, seq_id)
     number = seq_id or model.line.free_number()
-    if number < 0 or number >= 1 << 31:
-        raise Problem(400, f"seq_id: {number} is not between 1 and {(1 << 31) - 1}")
+    if number < 0:
+        raise Problem(400, f"seq_id: {number} is below 1, the first number of a model")
+    if model.line.too_far(number):
+        raise Problem(
+            400, f"seq_id: {number} is more than {FARTHEST} ahead of {model.line.next}, the next in line"
+        )
     id = f"{model.id}:{number}"
     ticket = service.tickets.get(id)
     if ticket is not None:
@@ -188,9 +193,20 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     row = OperationRow(
         id, model.id, number, ask.route.name, ask.owner, now, stored(ask), "protobuf" if binary else "json"
     )
-    work = await make_work(service, model, ask.route.name, ask.body, row)
-    if service.tickets.get(id) is not None:  # the same came twice while the work was made
+    trouble = None
+    try:
+        work = await make_work(service, model, ask.route.name, ask.body, row)
+    except Problem as problem:
+        trouble = problem
+    # While the work was made, the same may have come twice, the line gone on, the model been unloaded.
+    if service.tickets.get(id) is not None:
         return ticket_reply(id, model.id)
+    if trouble is not None:
+        raise trouble
+    if service.world.models.get(model.id) is not model:
+        return await _not_alive(ask, model_id, seq_id)
+    if model.line.too_late(number):
+        return await _too_late(ask, model, number)
     model.row.last_request = now
     service.heard(model.session)
     # In line first, so that what is read while this is written finds it; it is answered when it is written.

@@ -7,6 +7,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+FARTHEST = 1 << 16
+"""How far ahead of the next number another may lie."""
+
 
 class Line(Generic[T]):
     """Operations wait here until all with smaller numbers were taken; number 0 is the model's creation.
@@ -31,6 +34,10 @@ class Line(Generic[T]):
         """Whether the line has already gone past this number."""
         return number < self.next
 
+    def too_far(self, number: int) -> bool:
+        """Whether this number lies further ahead than any client has reason to be."""
+        return number > self.next + FARTHEST
+
     def free_number(self) -> int:
         """A number for an operation that came without one."""
         return max(self.next - 1, max(self._waiting, default=-1), max(self._used, default=-1)) + 1
@@ -42,7 +49,7 @@ class Line(Generic[T]):
 
     def use_up(self, number: int) -> None:
         """This number was refused and will not come again."""
-        if number >= self.next and number not in self._waiting:
+        if number >= self.next and not self.too_far(number) and number not in self._waiting:
             self._used.add(number)
             self._pass_used()
 

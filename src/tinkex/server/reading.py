@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from ..errors import InvalidArgumentError
 from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import convert, decode
@@ -21,6 +23,11 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _CONTENT_LENGTH = b"content-type", b"content-e
 _PROTOBUF = PROTOBUF.encode()
 _WHOLE = frozenset({"limit", "offset"})
 """Query values that are numbers."""
+
+
+class _Numbered(msgspec.Struct):
+    model_id: str = ""
+    seq_id: int = 0
 
 
 class Gone(Exception):
@@ -80,6 +87,22 @@ def understand(
         raise Problem(413, str(problem)) from None
     except InvalidArgumentError as problem:
         raise Problem(422, str(problem)) from None
+
+
+def number_in(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, int]:
+    """The model and number of an operation whose body cannot be understood, if these two can be."""
+    from google.protobuf.message import DecodeError
+
+    from ..wire import tinker_public_pb2 as pb
+
+    try:
+        if _PROTOBUF in headers.get(_CONTENT_TYPE, b""):
+            message = pb.ForwardBackwardRequest.FromString(body)
+            return message.model_id, message.seq_id
+        found = msgspec.json.decode(body, type=_Numbered)
+    except (DecodeError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+        return "", 0
+    return found.model_id, found.seq_id
 
 
 def read_query(route: Route, text: bytes) -> Any:

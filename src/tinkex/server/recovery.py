@@ -30,19 +30,19 @@ LOSS = "loss:sum"
 
 async def recover(service: Service, room: EngineRoom, model: LiveModel) -> str:
     """Restore one model in a fresh engine; what is wrong with it, or nothing."""
-    row = model.row
+    row, epoch = model.row, room.epoch
     if row.watermark < 0:
         return ""  # its creation is still in line
     try:
         if row.snapshot >= 0:
             folder = service.folders.snapshot(model.id, row.snapshot)
-            await room.call(LoadState(room.epoch, room.next_name(), model.id, str(folder), True))
+            await room.call(LoadState(epoch, room.next_name(), model.id, str(folder), True))
         operations = await service.store.replay(model.id, row.snapshot)
         again = [each for each in operations if each.state == "done" and each.body]
         for operation in again:
-            await _again(service, room, model, operation)
+            await _again(service, room, epoch, model, operation)
     except Failure as problem:
-        if not room.up:
+        if room.epoch != epoch:
             return ""
         return f"it could not be restored: {problem.text}"
     except Problem as problem:
@@ -60,15 +60,17 @@ class Mismatch(Exception):
     """A replayed pass gave another loss than before."""
 
 
-async def _again(service: Service, room: EngineRoom, model: LiveModel, row: OperationRow) -> None:
+async def _again(
+    service: Service, room: EngineRoom, epoch: int, model: LiveModel, row: OperationRow
+) -> None:
     work = await service.work_again(model, row)
     if work is None:
         return
     name = room.next_name()
     if not isinstance(work, PassWork):
-        await room.call(work.message(room.epoch, name, model.row))
+        await room.call(work.message(epoch, name, model.row))
         return
-    answer = await room.call(Train(room.epoch, name, (work.part,)))
+    answer = await room.call(Train(epoch, name, (work.part,)))
     assert isinstance(answer, TrainDone)
     part = answer.parts[0]
     if isinstance(part, PartFailure):

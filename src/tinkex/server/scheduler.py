@@ -29,7 +29,7 @@ from ..engine.messages import (
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
 from .recovery import recover
-from .store import ForgetBodies, Put
+from .store import Change, ForgetBodies, Put
 from .world import LiveModel
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Scheduler:
         self._under_way: dict[str, list[Operation]] = {}
         """By model, what the engine was told and has not answered, in order."""
         self._ended: list[tuple[Operation, Outcome]] = []
+        self._snapshots: list[tuple[LiveModel, int, int]] = []
+        """(model, operation of the snapshot before, operation) of snapshots to be written down."""
         self._flushing = False
         self._recovering: asyncio.Task[None] | None = None
 
@@ -86,12 +88,18 @@ class Scheduler:
             if model.open and model.id not in self._ready:
                 self._ready[model.id] = model
             self.kick()
+        self._watch(model)
+
+    def _watch(self, model: LiveModel) -> None:
+        """Begin to wait for a number that is missing, if one is."""
         missing = model.line.missing
         if missing is not None and model.watching != missing:
             model.watching = missing
             self.service.clock.call_later(self.service.patience, lambda: self._give_up(model, missing))
 
     def _give_up(self, model: LiveModel, missing: int) -> None:
+        if model.watching == missing:
+            model.watching = None
         if model.line.missing != missing or model.id not in self.models:
             return
         gone = model.line.skip()
@@ -145,6 +153,7 @@ class Scheduler:
             left = room_left
             if model.line.head() is None:
                 self._ready.pop(model.id, None)
+                self._watch(model)
             elif taken:
                 self._ready.move_to_end(model.id)
         self._tell(passes, after)
@@ -211,14 +220,35 @@ class Scheduler:
             waiting.remove(operation)
             model.under_way -= 1
         self._ended.append((operation, outcome))
+        self._write_soon()
+
+    def _write_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
+            self.service.write_begins()
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
         ended, self._ended = self._ended, []
-        self.service.spawn(self.service.finish(ended))
+        snapshots, self._snapshots = self._snapshots, []
+        self.service.spawn(self._write_down(ended, snapshots))
+
+    async def _write_down(
+        self, ended: list[tuple[Operation, Outcome]], snapshots: list[tuple[LiveModel, int, int]]
+    ) -> None:
+        # A snapshot is known only together with or after the end of its last operation: else a restart
+        # would do that operation again on top of it.
+        known: list[Change] = []
+        for model, _, seq in snapshots:
+            known += [Put(model.row), ForgetBodies(model.id, seq)]
+        try:
+            await self.service.finish(ended, known)
+        finally:
+            self.service.write_ends()
+        for model, old, _ in snapshots:
+            if old >= 0:
+                await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
 
     # ---- snapshots
 
@@ -234,15 +264,11 @@ class Scheduler:
                     log.error("model %s could not be snapshotted: %s", model.id, answer.text)
                 return
             old, row.snapshot = row.snapshot, seq
-            self.service.spawn(self._keep_snapshot(model, old, seq))
+            self._snapshots.append((model, old, seq))
+            self._write_soon()
 
         message = SaveState(room.epoch, room.next_name(), model.id, str(folder), True, True)
         room.tell(message, saved)
-
-    async def _keep_snapshot(self, model: LiveModel, old: int, seq: int) -> None:
-        await self.service.keep(Put(model.row), ForgetBodies(model.id, seq))
-        if old >= 0:
-            await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
 
     # ---- the engine's comings and goings
 
@@ -260,22 +286,29 @@ class Scheduler:
             for operation in reversed(back):
                 model.line.put_back(operation.seq, operation)
             model.under_way = 0
+        for name in list(self._under_way):  # models that were removed while the engine was at work
+            for operation in self._under_way.pop(name):
+                text = f"the engine died ({reason}) and the model is no longer loaded"
+                self._end(operation, Outcome(error=text, category="server"))
 
     def _recover(self) -> None:
         if self.room.up and (self._recovering is None or self._recovering.done()):
             self._recovering = self.service.spawn(self._bring_back())
 
     async def _bring_back(self) -> None:
-        epoch = self.room.epoch
-        while self.room.up and self.room.epoch == epoch:
+        while self.room.up:
+            epoch = self.room.epoch
             model = next((each for each in self.models.values() if not each.open), None)
             if model is None:
                 return
             # What has ended must be written before the store is asked what there is to replay.
             await self.service.settled()
             trouble = await recover(self.service, self.room, model)
-            if self.room.epoch != epoch or not self.room.up:
-                return
+            if self.room.epoch != epoch:
+                continue  # that engine is gone; what it was told is to be told to the next
+            if model.id not in self.models:  # it was unloaded meanwhile
+                self.room.tell(Unload(epoch, self.room.next_name(), model.id))
+                continue
             if trouble:
                 await self.service.corrupt(model, trouble)
                 continue
