@@ -1,0 +1,1 @@
+"""The corpus of nano: procedural chats, facts from free sources, stories."""
