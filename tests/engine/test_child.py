@@ -1,7 +1,6 @@
 """Opening an engine from its first message; how it is spoken to is tested with the server's links."""
 
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from tinkex.engine import child
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.desk import CallFailed, Desk
-from tinkex.engine.detokenise import detokeniser
+from tinkex.engine.detokenise import _by_transformers, detokeniser
 from tinkex.engine.messages import AskStats, Sample, SamplingParams, Start
 from tinkex.testing import make_tiny_model
 
@@ -89,9 +88,6 @@ def test_without_a_tokenizer_stop_strings_are_refused(folder, tmp_path, caplog):
     assert "no tokenizer, so stop strings will be refused" in caplog.text
 
 
-def test_text_is_the_same_without_the_tokenizers_package(folder, monkeypatch):
+def test_both_ways_to_text_agree(folder):
     ids = [*"zwölf 🙂".encode(), 258, 299]
-    fast = detokeniser(folder)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    slow = detokeniser(folder)
-    assert fast(ids) == slow(ids) == "zwölf 🙂<|im_end|>"
+    assert detokeniser(folder)(ids) == _by_transformers(folder, False)(ids) == "zwölf 🙂<|im_end|>"

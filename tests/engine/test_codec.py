@@ -139,16 +139,32 @@ def packed(header):
 @pytest.mark.parametrize(
     "header",
     [
-        ["r", "Cancel", 1],
-        ["r", "Cancel", "1", "x"],
-        ["r", "Cancel", True, "x"],
-        ["r", "Popen", "x"],
-        ["r", "SamplingParams", None, 1.0, -1, 1.0, None, None],
-        ["a", "<f4", 1 << 39],
-        ["a", "<f4", -1],
-        ["a", "|O", 0],
-        ["r", "Cancel", 1 << 70, "x"],
-        {"r": 1},
+        ["Cancel", 1],
+        ["Cancel", 1, "x", "y"],
+        ["Cancel", "1", "x"],
+        ["Cancel", True, "x"],
+        ["Cancel", 1 << 70, "x"],
+        ["Cancel", 1, ["x"]],
+        ["Popen", "x"],
+        ["SamplingParams", None, 1.0, -1, 1.0, None, None],
+        ["Ready", 1, {}, ["<f4", 1 << 39]],
+        ["Ready", 1, {}, ["<f4", -1]],
+        ["Ready", 1, {}, ["<f4", True]],
+        ["Ready", 1, {}, ["<f4", *[1] * 9]],
+        ["Ready", 1, {}, ["|O", 0]],
+        ["Ready", 1, {}, [["<f4"], 0]],
+        ["Ready", 1, {}, None],
+        ["Ready", 1, {"a": []}, ["<f4", 0]],
+        ["Ready", 1, [], ["<f4", 0]],
+        ["TrainDone", 1, "x", [["TrainPart", "m", [], "l", {}, False]]],
+        ["TrainDone", 1, "x", [["PartFailure", "c"]]],
+        ["TrainDone", 1, "x", [{}]],
+        ["TrainDone", 1, "x", "y"],
+        ["DropSampler", 1, "x", None],
+        [["Cancel", 1, "x"]],
+        {"Cancel": 1},
+        "Cancel",
+        None,
         [],
         b"[" * 100_000,
         b"9" * 5_000,
@@ -158,6 +174,10 @@ def packed(header):
 def test_hostile_headers_are_refused(header):
     with pytest.raises(CodecError):
         decode(packed(header))
+
+
+def test_the_plainest_header_is_read():
+    assert decode(packed(["Cancel", 1, "x"])) == messages.Cancel(1, "x")
 
 
 def test_bytes_after_the_last_array_are_refused():
@@ -199,13 +219,28 @@ def test_odd_layouts_are_sent_as_values():
         messages.Done(1, "x", {"a": object()}),
         messages.Sample(1, "x", "v", np.array(["text"])),
         messages.Sample(1, "x", "v", [1, 2]),
+        messages.Sample(1, "x", "v", np.arange(3), params=messages.ScoreOptions()),
+        messages.TrainDone(1, "x", [messages.PartFailure("user", "no")]),
+        messages.TrainDone(1, "x", (messages.SamplingParams(),)),
+        messages.SparseRows(np.ones(1), np.ones(1), np.ones(1), (1, 1)),
         object(),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_what_cannot_be_sent_is_refused(message):
     with pytest.raises(CodecError):
         encode(message)
+
+
+def test_the_field_that_is_wrong_is_named():
+    part = messages.TrainPart("m", (messages.Datum(np.arange(2), {"weights": [1.0]}),), "l")
+    with pytest.raises(CodecError, match=r"Train\.parts: TrainPart\.data: Datum\.inputs: .*cannot be list"):
+        encode(messages.Train(1, "t", (part,)))
+
+
+def test_any_text_can_be_sent():
+    message = messages.Cancel(1, "\ud800 \0 \n \u2028 🙂")
+    assert decode(encode(message)) == message
 
 
 def streamed(frames, data, cuts):

@@ -10,42 +10,35 @@ are the two ends of a stream of messages.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import struct
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from . import messages
+from . import messages, record_trees
+from .record_trees import ALIGN, CodecError
+
+__all__ = [
+    "LARGE",
+    "MAX_HEADER",
+    "MAX_MESSAGE",
+    "CodecError",
+    "Frames",
+    "decode",
+    "encode",
+    "packed",
+    "pieces",
+]
 
 MAGIC = b"TKX1"
-ALIGN = 8
-MAX_DEPTH = 12
 MAX_HEADER = 256 << 20
 MAX_MESSAGE = 8 << 30
 LARGE = 64 << 10
 """Bytes from which on a piece is sent, or a message received, without being copied."""
 _PREFIX = struct.Struct("<4sIQ")
-_DTYPES = {
-    name: np.dtype(name)
-    for name in ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-}
-_INT_LOW, _INT_HIGH = -(1 << 63), (1 << 64) - 1
-
-_RECORDS: dict[str, type] = {
-    name: value
-    for name, value in vars(messages).items()
-    if isinstance(value, type) and dataclasses.is_dataclass(value)
-}
-
-
-class CodecError(ValueError):
-    """The value cannot be written, or the bytes are no message."""
+_PADDING = [bytes(count) for count in range(ALIGN)]
+_dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def encode(message: messages.Message) -> bytes:
@@ -55,20 +48,19 @@ def encode(message: messages.Message) -> bytes:
 
 def pieces(message: messages.Message) -> list[bytes | memoryview]:
     """Write one message as a list of buffers: a transport can send large arrays without joining them."""
-    buffers: list[np.ndarray[Any, Any]] = []
-    tree = _write(message, buffers, 0)
-    header = json.dumps(tree, separators=(",", ":"), check_circular=False).encode()
+    tree, arrays = record_trees.write(message)
+    header = _dump(tree).encode()
     if len(header) > MAX_HEADER:
         raise CodecError(f"the header has {len(header)} bytes, the limit is {MAX_HEADER}")
     out: list[bytes | memoryview] = [b"", header]
     place = _PREFIX.size + len(header)
-    for array in buffers:
-        padding = -place % ALIGN
+    for array in arrays:
+        size, padding = array.nbytes, -place % ALIGN
         if padding:
-            out.append(bytes(padding))
-        if array.nbytes:
-            out.append(array.data.cast("B") if array.ndim else array.tobytes())
-        place += padding + array.nbytes
+            out.append(_PADDING[padding])
+        if size:
+            out.append(array.tobytes() if size < LARGE else array.data.cast("B"))
+        place += padding + size
     if place > MAX_MESSAGE:
         raise CodecError(f"the message has {place} bytes, the limit is {MAX_MESSAGE}")
     out[0] = _PREFIX.pack(MAGIC, len(header), place)
@@ -157,138 +149,11 @@ def decode(data: bytes | bytearray | memoryview) -> messages.Message:
             f"the message states {total} bytes and a header of {header_length}; {len(view)} are here"
         )
     try:
-        tree = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + header_length]))
+        tree = json.loads(str(view[_PREFIX.size : _PREFIX.size + header_length], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise CodecError(f"the header is not JSON: {error}") from None
-    reader = _Reader(view, _PREFIX.size + header_length)
-    message = reader.read(tree, 0)
-    if type(message).__name__ not in _TOP_LEVEL:
-        raise CodecError("the header is no message")
-    if reader.place != total:
-        raise CodecError(f"{total - reader.place} bytes follow the last array")
-    return typing.cast("messages.Message", message)
-
-
-def _write(value: Any, buffers: list[np.ndarray[Any, Any]], depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise CodecError(f"nested deeper than {MAX_DEPTH}")
-    if value is None or isinstance(value, bool | str | float):
-        return value
-    if isinstance(value, int):
-        if not _INT_LOW <= value <= _INT_HIGH:
-            raise CodecError(f"{value} does not fit in 64 bits")
-        return value
-    if isinstance(value, np.ndarray):
-        little = value.dtype.newbyteorder("<")
-        if little.str not in _DTYPES:
-            raise CodecError(f"arrays of {value.dtype} cannot be sent")
-        array = np.asarray(value, dtype=little, order="C")
-        buffers.append(array)
-        return ["a", little.str, *array.shape]
-    if isinstance(value, tuple):
-        return ["t", *(_write(item, buffers, depth + 1) for item in value)]
-    if isinstance(value, dict):
-        return ["d", {_key(key): _write(item, buffers, depth + 1) for key, item in value.items()}]
-    record: Any = value
-    name = type(record).__name__
-    if _RECORDS.get(name) is not type(record):
-        raise CodecError(f"{name} cannot be sent")
-    _verify(record)
-    fields = [getattr(record, field) for field, _ in _CHECKS[name]]
-    return ["r", name, *(_write(item, buffers, depth + 1) for item in fields)]
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise CodecError(f"keys are text, not {type(key).__name__}")
-    return key
-
-
-class _Reader:
-    """Walks the header's tree and hands out the arrays that lie behind it, in order."""
-
-    def __init__(self, view: memoryview, place: int) -> None:
-        self.view, self.place = view, place
-
-    def read(self, tree: Any, depth: int) -> Any:
-        """Rebuild one value."""
-        if depth > MAX_DEPTH:
-            raise CodecError(f"nested deeper than {MAX_DEPTH}")
-        if not isinstance(tree, list):
-            if isinstance(tree, dict) or (isinstance(tree, int) and not _INT_LOW <= tree <= _INT_HIGH):
-                raise CodecError("a value is out of place")
-            return tree
-        match tree:
-            case ["a", str(name), *shape]:
-                return self._array(name, shape)
-            case ["t", *items]:
-                return tuple([self.read(item, depth + 1) for item in items])
-            case ["d", dict(items)]:
-                return {key: self.read(item, depth + 1) for key, item in items.items()}
-            case ["r", str(name), *items] if name in _RECORDS:
-                record = _RECORDS[name]
-                if len(items) != len(_CHECKS[name]):
-                    raise CodecError(f"{name} has {len(items)} fields here")
-                value = record(*[self.read(item, depth + 1) for item in items])
-                _verify(value)
-                return value
-        raise CodecError("a value is of no known kind")
-
-    def _array(self, name: str, shape: list[Any]) -> np.ndarray[Any, Any]:
-        dtype = _DTYPES.get(name)
-        if dtype is None or len(shape) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-            raise CodecError("an array's dtype or shape is wrong")
-        count = math.prod(shape)
-        start = self.place + -self.place % ALIGN
-        end = start + count * dtype.itemsize
-        if end > len(self.view):
-            raise CodecError("an array reaches past the end")
-        self.place = end
-        if not count:
-            return np.empty(shape, dtype)
-        return np.frombuffer(self.view, dtype, count, start).reshape(shape)
-
-
-def _verify(record: Any) -> None:
-    for name, fits in _CHECKS[type(record).__name__]:
-        if not fits(getattr(record, name)):
-            raise CodecError(
-                f"{type(record).__name__}.{name} cannot be {type(getattr(record, name)).__name__}"
-            )
-
-
-def _check(hint: Any) -> Callable[[Any], bool]:
-    """Build a test for one annotation of a record."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        options = [_check(option) for option in arguments]
-        return lambda value: any(option(value) for option in options)
-    if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            item = _check(arguments[0])
-            return lambda value: isinstance(value, tuple) and all(map(item, value))
-        items = [_check(argument) for argument in arguments]
-        return lambda value: (
-            isinstance(value, tuple)
-            and len(value) == len(items)
-            and all(fits(part) for fits, part in zip(items, value, strict=True))
-        )
-    if origin is dict:
-        item = _check(arguments[1])
-        return lambda value: isinstance(value, dict) and all(map(item, value.values()))
-    if origin is np.ndarray:
-        return lambda value: isinstance(value, np.ndarray)
-    if hint is float:
-        return lambda value: type(value) in (float, int)
-    return lambda value: type(value) is hint or (hint is type(None) and value is None)
-
-
-_TOP_LEVEL = frozenset(kind.__name__ for kind in typing.get_args(messages.Message))
-_CHECKS: dict[str, list[tuple[str, Callable[[Any], bool]]]] = {
-    name: [
-        (field.name, _check(hints[field.name]))
-        for hints in [typing.get_type_hints(record, vars(messages))]
-        for field in dataclasses.fields(record)
-    ]
-    for name, record in _RECORDS.items()
-}
+    arrays = record_trees.Arrays(data if isinstance(data, bytes) else view, _PREFIX.size + header_length)
+    message = record_trees.read(tree, arrays)
+    if arrays.place != total:
+        raise CodecError(f"{total - arrays.place} bytes follow the last array")
+    return message
