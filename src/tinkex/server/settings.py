@@ -112,7 +112,7 @@ class Setting:
     def _bounded(self, value: float, source: str) -> None:
         least = _LEAST.get(self.name, 1 if self.kind == "whole" else None)
         most = _MOST.get(self.name, math.inf)
-        if math.isnan(value) or value > most or (value < least if least is not None else value <= 0):
+        if not math.isfinite(value) or value > most or (value < least if least is not None else value <= 0):
             over = "more than 0" if least is None else f"at least {least:g}"
             upto = f" and at most {most}" if most < math.inf else ""
             raise InvalidArgumentError(f"{source}: {value:g} must be {over}{upto}")
