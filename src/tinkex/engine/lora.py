@@ -130,21 +130,21 @@ class LoraGroup:
             if grads is not None:
                 add_product(grads.group_bt[name][0], low_rt, dy, scale)
         else:
-            dlow_rt, at = torch.empty_like(low_rt), 0
-            for m, (start, end) in enumerate(self.columns):
-                dy_m, rows = dy[:, start:end], slice(at, at + adapter.rank)
-                torch.mm(bts[m], dy_m.t(), out=dlow_rt[rows])
+            dlow_rt, rank = torch.empty_like(low_rt), adapter.rank
+            members = zip(
+                bts, low_rt.split(rank), dlow_rt.split(rank), dy.split(self.sizes, 1), strict=True
+            )
+            for m, (bt, low, dlow, dy_m) in enumerate(members):
+                torch.mm(bt, dy_m.t(), out=dlow)
                 if grads is not None:
-                    add_product(grads.group_bt[name][m], low_rt[rows], dy_m, scale)
-                at += adapter.rank
+                    add_product(grads.group_bt[name][m], low, dy_m, scale)
         if grads is not None:
             add_product(grads.group_a[name], dlow_rt, x, scale)
         return dlow_rt
 
     def _folded_forward(self, x_ti: torch.Tensor, plan: Plan) -> torch.Tensor:
         y_to = plan.place(self.name, (x_ti.shape[0], self.columns[-1][1]), x_ti)
-        for segment in plan.segments:
-            x, y = (x_ti, y_to) if len(plan.segments) == 1 else _rows(segment, x_ti, y_to)
+        for segment, x, y in zip(plan.segments, plan.pieces(x_ti), plan.pieces(y_to), strict=True):
             torch.mm(x, self.folded(segment.adapter).t(), out=y)
         return y_to if self.bias_o is None else y_to.add_(self.bias_o)
 
@@ -152,13 +152,12 @@ class LoraGroup:
         self, x_ti: torch.Tensor, dy_to: torch.Tensor, plan: Plan, need_dx: bool
     ) -> torch.Tensor | None:
         dx_ti = plan.place(self.backward_name, x_ti.shape, x_ti) if need_dx else None
-        for segment in plan.segments:
-            alone = len(plan.segments) == 1
-            x, dy = (x_ti, dy_to) if alone else _rows(segment, x_ti, dy_to)
+        xs, dys = plan.pieces(x_ti), plan.pieces(dy_to)
+        if dx_ti is not None:
+            for segment, dx, dy in zip(plan.segments, plan.pieces(dx_ti), dys, strict=True):
+                torch.mm(dy, self.folded(segment.adapter), out=dx)
+        for segment, x, dy in zip(plan.segments, xs, dys, strict=True):
             adapter = segment.adapter
-            if dx_ti is not None:
-                dx = dx_ti if alone else dx_ti[segment.start : segment.end]
-                torch.mm(dy, self.folded(adapter), out=dx)
             if adapter is not None and segment.grads is not None and self.name in adapter.layout.groups:
                 low_rt = functional.linear(adapter.compute.group_a[self.name], x)
                 self._factor_gradients(segment, x, dy, low_rt)
@@ -170,13 +169,16 @@ class LoraGroup:
         if adapter is None or name not in adapter.layout.groups:
             return self.weight_oi
         if name not in adapter.folded:
-            weight_oi = self.weight_oi.clone()
-            factors = adapter.compute.group_a[name].chunk(self.members)
-            for (start, end), a, bt in zip(
-                self.columns, factors, adapter.compute.group_bt[name], strict=True
-            ):
-                weight_oi[start:end].addmm_(bt.t(), a, alpha=adapter.scale)
-            adapter.folded[name] = weight_oi
+            tensors, scale, weight_oi = adapter.compute, adapter.scale, self.weight_oi
+            bts = tensors.group_bt[name]
+            if self.members == 1:
+                folded = torch.addmm(weight_oi, bts[0].t(), tensors.group_a[name], alpha=scale)
+            else:
+                folded = torch.empty_like(weight_oi)
+                places = zip(weight_oi.split(self.sizes), folded.split(self.sizes), strict=True)
+                for (weight, out), path, bt in zip(places, self.paths, bts, strict=True):
+                    torch.addmm(weight, bt.t(), tensors.a[path], alpha=scale, out=out)
+            adapter.folded[name] = folded
         return adapter.folded[name]
 
 

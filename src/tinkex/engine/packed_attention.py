@@ -10,6 +10,7 @@ key/value heads, G = H / K, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,19 +26,24 @@ CACHED = 1 << 18
 """Scores a batch may have on a CPU, so that they stay in a core's cache from one step to the next."""
 
 FEW = 4
-"""Batches of a row whose scores and heads lie in the pass's own room."""
+"""How many batches of a row keep their heads and scores in the pass's room; others allocate them."""
 
 _Tensors = tuple[torch.Tensor, ...]
 
 
 class _Batch(NamedTuple):
+    """Neighbouring sequences of one length."""
+
     start: int
     copies: int
     length: int
 
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.copies * self.length)
+    def of(self, *tensors: torch.Tensor) -> _Tensors:
+        """The batch's rows of each."""
+        rows = self.copies * self.length
+        if rows == tensors[0].shape[0]:
+            return tensors
+        return tuple(x[self.start : self.start + rows] for x in tensors)
 
 
 def packed_attention(
@@ -76,13 +82,12 @@ def attend(
     out = plan.place((layer, "attended"), q.shape, q)
     kept = []
     for i, batch in enumerate(_batches(plan, q.shape[1])):
-        rows = batch.rows
         mask = _mask(batch.length, window, q.shape[1] // k.shape[1], q.dtype)
-        given = (q[rows], k[rows], v[rows])
+        *given, into = batch.of(q, k, v, out)
         if batch.length <= SHORT:
-            kept.append(_short(batch, given, scaling, mask, out[rows], plan, (layer, i)))
+            kept.append(_short(batch, tuple(given), scaling, mask, into, plan, (layer, i)))
         else:
-            kept.append(_long(batch, given, scaling, mask, out[rows]))
+            kept.append(_long(batch, tuple(given), scaling, mask, into))
     return out, kept
 
 
@@ -107,13 +112,12 @@ def attend_backward(
     dqk = plan.place("dqk", (q.shape[0], heads + k.shape[1], q.shape[2]), q)
     dq, dk = dqk[:, :heads], dqk[:, heads:]
     for batch, one in zip(_batches(plan, heads), kept, strict=True):
-        rows = batch.rows
-        given, grads = (q[rows], k[rows], v[rows]), (dq[rows], dk[rows], dv[rows])
+        given, grads = batch.of(q, k, v, out, dout), batch.of(dq, dk, dv)
         if batch.length <= SHORT:
-            _short_backward(batch, out[rows], dout[rows], one, scaling, grads, plan)
+            _short_backward(batch, given[3], given[4], one, scaling, grads, plan)
         else:
             mask = _mask(batch.length, window, heads // k.shape[1], q.dtype)
-            _long_backward(batch, given, out[rows], dout[rows], one, scaling, mask, grads)
+            _long_backward(batch, given[:3], given[3], given[4], one, scaling, mask, grads)
     return (dqk,)
 
 
@@ -207,14 +211,14 @@ def _batches(plan: Plan, heads: int) -> list[_Batch]:
     return batches
 
 
-def _by_head(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor | None = None) -> torch.Tensor:
+def _by_head(x: torch.Tensor, batch: _Batch, heads: int, plan: Plan, name: Hashable) -> torch.Tensor:
     """`[S n, heads G, D]` as `[S heads, G n, D]`."""
     size = x.shape[2]
     split = x.view(batch.copies, batch.length, heads, -1, size).permute(0, 2, 3, 1, 4)
-    if out is None:
+    room = None if name is None else plan.spare(name, split.shape, x)
+    if room is None:
         return split.reshape(batch.copies * heads, -1, size)
-    out.view(split.shape).copy_(split)
-    return out
+    return room.copy_(split).view(batch.copies * heads, -1, size)
 
 
 def _by_token(x: torch.Tensor, batch: _Batch, heads: int, out: torch.Tensor) -> None:
@@ -233,26 +237,17 @@ def _short(
     plan: Plan,
     where: tuple[int, int],
 ) -> _Tensors:
-    heads, size = given[1].shape[1:]
-    several, columns = batch.copies * heads, batch.length
-    queries = columns * (given[0].shape[1] // heads)
-    shapes = ((several, queries, size), (several, columns, size), (several, columns, size))
+    heads = given[1].shape[1]
+    few = where[1] < FEW
     q, k, v = (
-        _by_head(x, batch, heads, _kept_room(plan, (*where, i), shape, x))
-        for i, (x, shape) in enumerate(zip(given, shapes, strict=True))
+        _by_head(x, batch, heads, plan, (where, name) if few else None)
+        for x, name in zip(given, "qkv", strict=True)
     )
-    room = _kept_room(plan, (*where, 3), (several, queries, columns), q)
+    room = plan.spare((where, "scores"), (*q.shape[:2], batch.length), q) if few else None
     scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scaling, out=room)
     probs = torch.softmax(scores, dim=-1, out=scores)
     _by_token(torch.bmm(probs, v, out=plan.spare("heads", q.shape, q)), batch, heads, out)
     return q, k, v, probs
-
-
-def _kept_room(
-    plan: Plan, where: tuple[int, int, int], shape: tuple[int, ...], like: torch.Tensor
-) -> torch.Tensor | None:
-    """A place that lasts until the backward pass, for the first few batches of a row."""
-    return plan.spare(where, shape, like) if where[1] < FEW else None
 
 
 def _short_backward(
@@ -267,8 +262,8 @@ def _short_backward(
     q, k, v, probs = kept
     heads = grads[1].shape[1]
     along = torch.mul(out, dout, out=plan.spare("along", out.shape, out)).sum(-1, keepdim=True)
-    along = _by_head(along, batch, heads)
-    dout = _by_head(dout, batch, heads, plan.spare("heads", q.shape, q))
+    along = _by_head(along, batch, heads, plan, None)
+    dout = _by_head(dout, batch, heads, plan, "heads")
     dscores = torch.bmm(dout, v.transpose(1, 2), out=plan.spare("dscores", probs.shape, q))
     dscores.sub_(along).mul_(probs)
     dv = torch.bmm(probs.transpose(1, 2), dout, out=plan.spare("dv", v.shape, v))

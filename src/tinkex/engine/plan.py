@@ -71,6 +71,16 @@ class Plan:
         found = None if self.room is None else self.room.take(name, shape, like.dtype)
         return torch.empty(shape, dtype=like.dtype, device=like.device) if found is None else found
 
+    def pieces(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The rows of each segment, where the segments fill the row."""
+        if len(self.segments) == 1:
+            return (x,)
+        sizes = self.scratch.get("sizes")
+        if sizes is None:
+            sizes = self.scratch["sizes"] = [segment.end - segment.start for segment in self.segments]
+        found: Sequence[torch.Tensor] = x.split(sizes)
+        return found
+
     @property
     def tokens(self) -> int:
         """How many tokens the row has."""

@@ -60,8 +60,8 @@ def rms_norm_backward(
         )[0]
         return dx
     dunit = torch.mul(dy, weight, out=out) if dy.dtype == rstd.dtype else dy.to(rstd.dtype) * weight
-    mean = torch.mul(dunit, kept, out=work).mean(-1, keepdim=True)
-    return dunit.addcmul_(kept, mean, value=-1).mul_(rstd).to(dy.dtype)
+    along = torch.mul(dunit, kept, out=work).sum(-1, keepdim=True)
+    return dunit.addcmul_(kept, along, value=-1 / kept.shape[-1]).mul_(rstd).to(dy.dtype)
 
 
 def _fused(x: torch.Tensor, weight: torch.Tensor) -> bool:
