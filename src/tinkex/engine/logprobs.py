@@ -21,6 +21,9 @@ from .lora import HEAD, add_product, wide_product
 Slope = Callable[[torch.Tensor, slice], torch.Tensor]
 """From the logprobs `[n, K]` of some rows and where those rows are, the loss's derivative by each."""
 
+SMALL = 1e-30
+"""Down to here a softmax has all its digits, in float32 too."""
+
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 27}
 
 
@@ -67,12 +70,9 @@ class Head:
         for span in self._spans(lp_tk.shape[0]):
             logits_tv, low_rt = self._logits(rows, span)
             probs_tv = torch.softmax(logits_tv, dim=-1, out=self._buffer(1, logits_tv.shape[0]))
-            # The largest probability is at least 1/V, so its logarithm is exact where a small one's is not.
-            lse_t1 = logits_tv.amax(-1, keepdim=True).sub_(probs_tv.amax(-1, keepdim=True).log_())
-            targets_tk = rows.targets_tk[span]
-            lp_tk[span] = logits_tv.gather(1, targets_tk).sub_(lse_t1)
-            slope_tk = slope(lp_tk[span], span)
-            self._chunk_backward(rows, span, low_rt, probs_tv, slope_tk, dhidden_tc)
+            lp_nk = lp_tk[span]
+            _log(probs_tv, logits_tv, rows.targets_tk[span], lp_nk)
+            self._chunk_backward(rows, span, low_rt, probs_tv, slope(lp_nk, span), dhidden_tc)
         return lp_tk
 
     def backward(
@@ -118,7 +118,7 @@ class Head:
         dlogits_tv = probs_tv.mul_(slope_tk.sum(-1, keepdim=True).neg_())
         dlogits_tv.scatter_add_(1, rows.targets_tk[span], slope_tk.to(dlogits_tv.dtype))
         dlogits_tv = dlogits_tv.to(self.weight_vc.dtype)
-        dhidden_nc = dlogits_tv @ self._weight(rows)
+        dhidden_nc = torch.mm(dlogits_tv, self._weight(rows), out=dhidden_tc[span])
         if low_rt is not None:
             adapter = rows.adapter
             assert adapter is not None
@@ -128,7 +128,6 @@ class Head:
                 add_product(rows.grads.a[HEAD], dlow_rt, rows.hidden_tc[span], 1.0)
             if not rows.fold:
                 dhidden_nc.addmm_(dlow_rt.t(), adapter.compute.a[HEAD])
-        dhidden_tc[span] = dhidden_nc
 
     def _spans(self, rows: int) -> Iterator[slice]:
         for start in range(0, rows, self.chunk_rows):
@@ -142,3 +141,17 @@ class Head:
 
     def _empty(self, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
         return torch.empty(shape, dtype=self.wide, device=self.weight_vc.device)
+
+
+def _log(
+    probs_tv: torch.Tensor, logits_tv: torch.Tensor, targets_tk: torch.Tensor, out_tk: torch.Tensor
+) -> None:
+    """Write the logarithms of the targets' probabilities."""
+    if not probs_tv.is_cuda:
+        torch.gather(probs_tv, 1, targets_tk, out=out_tk)
+        if float(out_tk.min()) > SMALL:
+            out_tk.log_()
+            return
+    # The largest probability is at least 1/V, so its logarithm is exact where a tiny one's is not.
+    lse_t1 = logits_tv.amax(-1, keepdim=True).sub_(probs_tv.amax(-1, keepdim=True).log_())
+    torch.sub(logits_tv.gather(1, targets_tk), lse_t1, out=out_tk)
