@@ -5,7 +5,7 @@ Shape letters: T tokens of the part, N tokens of one datum, K targets a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,9 @@ def lay_out(
     starts = [0, *np.cumsum(lengths).tolist()]
     raw = [dense(i, TARGETS, datum.inputs.get(TARGETS)) for i, datum in enumerate(data)]
     shapes = [x.shape for x in raw]
-    width = max(x.shape[1] if x.ndim == 2 else 1 for x in raw)
-    if live is None and any((x.shape[1] if x.ndim == 2 else 1) != width for x in raw):
+    widths = {shape[1] if len(shape) == 2 else 1 for shape in shapes}
+    width = max(widths)
+    if live is None and len(widths) > 1:
         raise UserFault(f"{TARGETS} of one call must all have the same second dimension for this loss")
     targets_tk = _stack(TARGETS, raw, lengths, width, np.int64)
     flat_tokens = np.concatenate(tokens)
@@ -82,15 +83,17 @@ def lay_out(
                 raise UserFault(f"datum 0 has no loss_fn_inputs[{name!r}], which this loss needs")
             continue
         arrays = [dense(i, name, x) for i, x in enumerate(given)]
-        for i, (x, shape) in enumerate(zip(arrays, shapes, strict=True)):
-            if x.shape != shape:
-                raise UserFault(f"datum {i}: {name} has shape {list(x.shape)}, {TARGETS} has {list(shape)}")
+        if (found := [x.shape for x in arrays]) != shapes:
+            i = next(i for i, shape in enumerate(shapes) if found[i] != shape)
+            raise UserFault(
+                f"datum {i}: {name} has shape {list(found[i])}, {TARGETS} has {list(shapes[i])}"
+            )
         stacked = _stack(name, arrays, lengths, width, wide)
         if not np.isfinite(stacked).all():
             where = _datum_of(int(np.argmin(np.isfinite(stacked).all(axis=1))), starts)
             raise UserFault(f"datum {where}: {name} holds a value that is not finite")
         if name == live:
-            live_t = (stacked != 0).any(axis=1)
+            live_t = stacked[:, 0] != 0 if width == 1 else (stacked != 0).any(axis=1)
         inputs[name] = torch.from_numpy(stacked).to(device)
     positions = np.arange(starts[-1], dtype=np.int64) - np.repeat(np.asarray(starts[:-1]), lengths)
     return PartData(
@@ -138,8 +141,10 @@ def _tokens(index: int, datum: Datum, context_length: int) -> Ints:
 
 
 def _stack(
-    name: str, arrays: Iterable[npt.NDArray[Any]], lengths: Sequence[int], width: int, dtype: Any
+    name: str, arrays: Sequence[npt.NDArray[Any]], lengths: list[int], width: int, dtype: Any
 ) -> npt.NDArray[Any]:
+    if width == 1 and [len(x) for x in arrays] == lengths and all(x.ndim == 1 for x in arrays):
+        return np.concatenate(arrays).astype(dtype, copy=False).reshape(-1, 1)
     rows = []
     for i, (x, length) in enumerate(zip(arrays, lengths, strict=True)):
         if len(x) != length:
