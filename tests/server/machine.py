@@ -215,7 +215,8 @@ class Machine:
         raise AssertionError("it never happened")
 
     async def wait(self, seconds: float) -> None:
-        """Move time on and let what follows happen."""
+        """Let happen what can, move time on and let what follows happen."""
+        await self.settle()
         self.clock.advance(seconds)
         await self.settle()
 

@@ -176,9 +176,8 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
             400, f"seq_id: {number} is more than {FARTHEST} ahead of {model.line.next}, the next in line"
         )
     id = f"{model.id}:{number}"
-    ticket = service.tickets.get(id)
-    if ticket is not None:
-        return ticket_reply(id, model.id)
+    if service.tickets.get(id) is not None:
+        return await _again(ask, id, model.id)
     if model.line.too_late(number):
         if await known(ask, id):
             return ticket_reply(id, model.id)
@@ -200,7 +199,7 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
         trouble = problem
     # While the work was made, the same may have come twice, the line gone on, the model been unloaded.
     if service.tickets.get(id) is not None:
-        return ticket_reply(id, model.id)
+        return await _again(ask, id, model.id)
     if trouble is not None:
         raise trouble
     if service.world.models.get(model.id) is not model:
@@ -210,9 +209,17 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     model.row.last_request = now
     service.heard(model.session)
     # In line first, so that what is read while this is written finds it; it is answered when it is written.
-    service.accept(model, row, work)
-    await service.keep(Put(row))
+    await service.put_down(service.accept(model, row, work), row)
     return ticket_reply(id, model.id)
+
+
+async def _again(ask: Ask, id: str, model_id: str) -> Answer:
+    """The first ticket of an operation that came again, once that is written down."""
+    service = ask.service
+    unwritten = service.unwritten.get(id)
+    if unwritten is not None and not await unwritten.wait(service.clock, service.options.times.hold):
+        raise Problem(503, f"{id} is not written down yet", headers={"retry-after": "1"})
+    return ticket_reply(id, model_id)
 
 
 def check_queue(ask: Ask) -> None:

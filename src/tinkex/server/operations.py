@@ -95,6 +95,8 @@ class Operation:
     ticket: Ticket
     size: int = 0
     """Bytes of its body."""
+    ending: bool = False
+    """Whether its end is being written down."""
 
 
 @dataclass(slots=True)
@@ -208,7 +210,7 @@ class SaveWork(Work):
     def message(self, epoch: int, request_id: str, model: ModelRow) -> Request:
         """Write to the folder."""
         if self.checkpoint.kind == "external":
-            return Export(epoch, request_id, model.id, self.folder)
+            return Export(epoch, request_id, model.id, self.folder, self.checkpoint.base_model)
         return SaveState(epoch, request_id, model.id, self.folder)
 
     def done(self, answer: Done, model: ModelRow, now: float) -> Outcome:

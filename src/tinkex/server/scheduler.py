@@ -167,6 +167,7 @@ class Scheduler:
             self._training = room.tell(
                 Train(room.epoch, room.next_name(), parts), lambda answer: self._trained(passes, answer)
             )
+            self._snapshot_large(passes, after)
         for operation in after:
             work = operation.work
             assert not isinstance(work, PassWork)
@@ -251,6 +252,15 @@ class Scheduler:
                 await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
 
     # ---- snapshots
+
+    def _snapshot_large(self, passes: Sequence[Operation], after: Sequence[Operation]) -> None:
+        """Snapshot models whose passes have become large without a step to end them."""
+        # Twice as large: a snapshot after a step, which has no gradient to hold, is waited for a while.
+        most = 2 * self.service.options.snapshot_bytes
+        large = {each.model.id: each for each in passes if each.model.bytes_since >= most}
+        for operation in large.values():
+            if not any(each.model is operation.model and each.kind == "optim_step" for each in after):
+                self._snapshot(operation.model, operation.seq)
 
     def _snapshot(self, model: LiveModel, seq: int) -> None:
         """Have the engine write the model as it is after this operation; then older bodies can go."""

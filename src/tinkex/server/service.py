@@ -9,6 +9,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -32,7 +33,7 @@ from .sampling import SamplingDesk
 from .scheduler import Scheduler
 from .signing import SignedUrls
 from .store import Change, Finish, Put, Seen, Store, StoreFailed
-from .tickets import Tickets
+from .tickets import Bell, Tickets
 from .turns import Turns
 from .usage import UsageLedger
 from .works import make_work, read_operation
@@ -107,6 +108,8 @@ class Service:
         """Sequences under way by owner."""
         self.queued: dict[str, list[int]] = {}
         """Operations and bytes in line by owner."""
+        self.unwritten: dict[str, Bell] = {}
+        """Operations in line that are not written down yet; the bell rings when they are."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = 0
         self._all_written: list[asyncio.Future[None]] = []
@@ -291,6 +294,7 @@ class Service:
         now = self.clock.time()
         changes: list[Change] = []
         for operation, outcome in ended:
+            operation.ending = True
             row = operation.model.row
             row.watermark = max(row.watermark, operation.seq)
             changes += outcome.changes
@@ -388,6 +392,44 @@ class Service:
                 log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
                 await self.clock.sleep(pause)
                 pause = min(pause * 2, 10.0)
+
+    async def put_down(self, operation: Operation, row: OperationRow) -> None:
+        """Write down an operation that is in line; until that is done, `unwritten` has it."""
+        self.unwritten[row.id] = Bell()
+        try:
+            try:
+                await self.store.write(Put(row))
+            except StoreFailed as problem:
+                await self._put_down_later(operation, row, problem)
+        finally:
+            self.unwritten.pop(row.id).ring()
+
+    async def _put_down_later(self, operation: Operation, row: OperationRow, problem: StoreFailed) -> None:
+        pause, ticket = 0.5, operation.ticket
+        self.write_begins()
+        try:
+            while True:
+                if not problem.again:
+                    raise problem
+                log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, 10.0)
+                # Its end was written to a row that was not there: the row is written as it has ended.
+                while operation.ending and ticket.state == "pending":
+                    await ticket.bell.wait(self.clock, pause)
+                if ticket.state in ("done", "failed"):
+                    category = ticket.category if ticket.state == "failed" else ""
+                    row = replace(
+                        row, state=ticket.state, result=ticket.result, form=ticket.form,
+                        error=ticket.error, category=category, ended=ticket.ended,
+                    )  # fmt: skip
+                try:
+                    await self.store.write(Put(row))
+                    return
+                except StoreFailed as again:
+                    problem = again
+        finally:
+            self.write_ends()
 
     async def write(self, *changes: Change) -> None:
         """Write what a request asks for; a client whose request cannot be written is told to come again."""

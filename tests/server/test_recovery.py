@@ -1,0 +1,429 @@
+"""An engine or a server dies: what was accepted runs to its end, once, and results stay what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tinkex.engine.messages import CreateAdapter, LoadState, OptimStep, SaveSampler, SaveState, Train
+from tinkex.server.records import ModelRow, OperationRow
+from tinkex.testing import NoopEngine
+from tinkex.testing.noop_operations import NoopModel
+
+from .client import Client, datum
+from .machine import Machine, running
+
+STORES = pytest.mark.parametrize("kind", ["memory", "sqlite"])
+
+
+async def journey(client: Client, session: str) -> list[object]:
+    """The same training whenever it is asked for: what was accepted before is not done again."""
+    model = await client.begin_model(session, lora_config={"rank": 8, "seed": 3})
+    tickets = [f"{model}:0"]
+    tickets.append(await client.train(model, 1, datum([1, 2])))
+    tickets.append(await client.train(model, 2, datum([3, 4])))
+    tickets.append(await client.step(model, 3))
+    tickets.append(await client.freeze(model, 4, number=0))
+    tickets.append(await client.train(model, 5, datum([5, 6])))
+    tickets.append(await client.step(model, 6))
+    tickets.append(await client.save(model, 7, "end"))
+    tickets.append(await client.train(model, 8, datum([7, 8]), forward_only=True))
+    results = [await client.done(each) for each in tickets]
+    return [json.loads(json.dumps(each).replace(session, "SESSION")) for each in results]
+
+
+def state_of(engine: NoopEngine) -> NoopModel:
+    """The one model an engine has."""
+    (model,) = engine.models.values()
+    return model
+
+
+def told(engine: NoopEngine, kind: type) -> int:
+    """How many messages of a kind an engine was sent."""
+    return sum(isinstance(each, kind) for each in engine.seen)
+
+
+def expected(folder: Path) -> tuple[list[object], NoopModel]:
+    """What the journey gives when nothing goes wrong."""
+
+    async def main() -> tuple[list[object], NoopModel]:
+        async with Machine(folder) as server:
+            results = await journey(server.ann, await server.ann.session())
+            return results, state_of(server.engine)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 16])
+@pytest.mark.parametrize("what", ["engine", "server"])
+def test_a_death_at_any_moment_changes_no_result(what: str, steps: int, tmp_path: Path):
+    wanted = expected(tmp_path / "undisturbed")
+
+    async def main(turns: int) -> bool:
+        async with Machine(tmp_path / str(turns), options={"snapshot_steps": steps}) as server:
+            session = await server.ann.session()
+            first = asyncio.ensure_future(journey(server.ann, session))
+            await server.turns(turns)
+            over = first.done()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await (server.restart() if what == "server" else server.replace_engine())
+            assert (await journey(server.ann, session), state_of(server.engine)) == wanted
+            return over
+
+    moments = range(0, 400, 3)
+    for turns in moments:
+        if asyncio.run(main(turns)):
+            return
+    raise AssertionError("the journey never ended by itself")
+
+
+# ---- the engine dies
+
+
+@running()
+async def test_work_under_way_runs_again_in_the_next_engine(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    first = await ann.loss(await ann.train(model, 1))
+    server.engine.hold(Train, OptimStep)
+    tickets = [await ann.train(model, 2), await ann.step(model, 3), await ann.train(model, 4)]
+    await server.settle()
+    await server.replace_engine()
+    for each in tickets:
+        await ann.done(each)
+    assert first == await ann.loss(f"{model}:1")
+    assert told(server.engine, Train) == 3  # one done again, two for the first time
+    assert told(server.engine, OptimStep) == 1
+    assert state_of(server.engine).steps == 1
+
+
+@running()
+async def test_an_engine_that_dies_again_and_again_loses_nothing(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    tickets = []
+    for number in range(1, 13, 2):
+        tickets += [await ann.train(model, number), await ann.step(model, number + 1)]
+        await server.replace_engine()
+        server.kill_engine("again")
+        await server.turns(2)
+    for each in tickets:
+        await ann.done(each)
+    assert state_of(server.engine).steps == 6
+    assert len(server.engines) > 10
+
+
+@running()
+async def test_models_of_everybody_come_back(server: Machine):
+    ann, bob = server.ann, server.bob
+    models = [(each, await each.model()) for each in (ann, bob, ann)]
+    for who, model in models:
+        await who.done(await who.train(model, 1))
+    await server.replace_engine()
+    for who, model in models:
+        await who.done(await who.step(model, 2))
+    assert set(server.engine.models) == {model for _, model in models}
+
+
+@running(options={"snapshot_steps": 2})
+async def test_a_snapshot_is_taken_every_so_many_steps_and_older_bodies_go(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    for number in range(1, 11, 2):
+        await ann.train(model, number)
+        await ann.done(await ann.step(model, number + 1))
+    await server.settle()
+    row = await server.store.get(ModelRow, model)
+    assert row.snapshot == 8
+    bodies = [bool((await server.store.get(OperationRow, f"{model}:{n}")).body) for n in range(11)]
+    assert bodies == [False] * 9 + [True] * 2
+    assert await asyncio.to_thread(_folders, server, model) == ["8"]
+    before = state_of(server.engine)
+    await server.replace_engine()
+    assert state_of(server.engine) == before
+    assert [told(server.engine, each) for each in (LoadState, Train, OptimStep, CreateAdapter)] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
+def _folders(server: Machine, model: str) -> list[str]:
+    return sorted(each.name for each in server.folders.snapshot(model, 0).parent.iterdir())
+
+
+@running(options={"snapshot_bytes": 2000})
+async def test_a_snapshot_is_taken_when_bodies_grow_large(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.step(model, 1))
+    assert told(server.engine, SaveState) == 0
+    await ann.train(model, 2, datum(range(1, 200)))
+    await ann.done(await ann.step(model, 3))
+    await server.settle()
+    assert server.service.world.models[model].row.snapshot == 3
+
+
+@running(options={"snapshot_bytes": 2000})
+async def test_a_snapshot_is_taken_of_passes_that_no_step_ends(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    for number in range(1, 9):
+        await ann.done(await ann.train(model, number, datum(range(1, 60))))
+    await server.settle()
+    assert server.service.world.models[model].row.snapshot >= 4
+    before = state_of(server.engine)
+    await server.replace_engine()
+    assert state_of(server.engine) == before
+    assert before.gradient
+
+
+@running()
+async def test_loaded_weights_are_snapshotted_at_once(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.train(model, 1)
+    await ann.step(model, 2)
+    saved = (await ann.done(await ann.save(model, 3, "a")))["path"]
+    session = await ann.session()
+    other = await ann.model(session)
+    await ann.done(await ann.load(other, 1, saved))
+    made = ann.ticket(
+        await ann(
+            "load_weights", {"session_id": session, "model_seq_id": 5, "path": saved, "optimizer": True}
+        )
+    )
+    third = (await ann.done(made))["model_id"]
+    await server.settle()
+    # What was loaded may be deleted: a restart does not need it.
+    await ann.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/a")
+    before = dict(server.engine.models)
+    assert before[other].weights == before[third].weights == before[model].weights
+    await server.replace_engine()
+    assert server.engine.models == before
+
+
+@running()
+async def test_a_checkpoint_saved_over_does_not_stand_in_the_way_of_recovery(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.train(model, 1)
+    await ann.save(model, 2, "a")
+    await ann.step(model, 3)
+    await ann.done(await ann.save(model, 4, "a", overwrite=True))
+    await ann.done(await ann.freeze(model, 5, name="b"))
+    await server.replace_engine()
+    await ann.done(await ann.train(model, 6))
+
+
+@running()
+async def test_a_run_whose_replay_gives_other_losses_is_corrupted(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    model, healthy = await ann.model(session, 0), await ann.model(session, 1)
+    for number in (1, 3):
+        await ann.train(model, number)
+        await ann.done(await ann.step(model, number + 1))
+    row = await server.store.get(OperationRow, f"{model}:2")
+    row.body = row.body.replace(b"{}", b'{"learning_rate":7}')
+    await server.store.write(_put(row))
+    server.engine.hold(Train)
+    waiting = await ann.train(model, 5)
+    other = await ann.train(healthy, 1)
+    await server.settle()
+    await server.replace_engine()
+    failed = await ann.result(waiting)
+    assert failed["category"] == "server"
+    assert "operation 3 gave a loss of" in failed["error"]
+    await ann.done(other)
+    for text in (
+        await ann.refused("optim_step", {"model_id": model, "seq_id": 6, "adam_params": {}}),
+        await ann.refused("save_weights", {"model_id": model, "seq_id": 7, "path": "x"}),
+    ):
+        assert "corrupted" in text
+        assert "cannot be trusted" in text
+    assert (await ann.done(f"{model}:1"))["metrics"]
+    assert set(server.engine.models) == {healthy}
+    # It stays so after the session and the server have ended.
+    await ann.ok("finish_session", {"reason": {"type": "success"}}, session_id=session)
+    await server.restart()
+    assert (await server.store.get(ModelRow, model)).state == "corrupted"
+    assert server.service.queued.get("ann", [0, 0]) == [0, 0]
+
+
+def _put(row):
+    from tinkex.server.store import Put
+
+    return Put(row)
+
+
+@running(options={"snapshot_steps": 1})
+async def test_a_run_whose_snapshot_is_gone_is_corrupted_with_the_reason(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.step(model, 1))
+    await server.settle()
+    folder = server.folders.snapshot(model, 1)
+    await asyncio.to_thread((folder / "adapter.json").unlink)
+    await server.replace_engine()
+    text = await ann.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
+    assert "could not be restored" in text
+    assert "no checkpoint" in text
+
+
+@running()
+async def test_an_engine_that_cannot_start_is_tried_again_and_polls_say_why(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    server.refuse_engines = "out of memory"
+    server.kill_engine("signal 9")
+    ticket = await ann.train(model, 1)
+    poll = ann.begin_poll(ticket)
+    await server.wait(36)
+    told_again = poll.result()
+    assert told_again.status == 408
+    assert told_again.json["queue_state"] == "paused_capacity"
+    assert "out of memory" in told_again.json["queue_state_reason"]
+    server.refuse_engines = ""
+    await server.wait(31)
+    await ann.done(ticket)
+
+
+# ---- the server dies
+
+
+@STORES
+def test_what_waited_when_the_server_died_runs_in_the_next(kind: str, tmp_path: Path):
+    @running(kind=kind)
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        model = await ann.model()
+        done = await ann.done(await ann.train(model, 1))
+        server.engine.hold(Train, OptimStep)
+        tickets = [await ann.train(model, 2), await ann.step(model, 3), await ann.train(model, 4)]
+        await server.restart()
+        assert await ann.done(f"{model}:1") == done
+        results = [await ann.done(each) for each in tickets]
+        assert results[1]["metrics"]["step:max"] == 1.0
+        assert state_of(server.engine).steps == 1
+        assert server.service.queued["ann"] == [0, 0]
+
+    scenario(tmp_path=tmp_path)
+
+
+@STORES
+def test_a_server_that_was_stopped_goes_on_too(kind: str, tmp_path: Path):
+    @running(kind=kind)
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        model = await ann.model()
+        await ann.train(model, 1)
+        await ann.done(await ann.step(model, 2))
+        before = state_of(server.engine)
+        if kind == "memory":
+            server.store, kept = server.store, server.store.copy()
+            await server.stop()
+            server.store = kept
+        else:
+            await server.stop()
+        await server.start()
+        await ann.done(await ann.train(model, 3))
+        assert state_of(server.engine).weights == before.weights
+        assert state_of(server.engine).steps == 1
+
+    scenario(tmp_path=tmp_path)
+
+
+@running(kind="sqlite")
+async def test_results_read_the_same_after_a_restart(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    tickets = [await ann.train(model, 1), await ann.step(model, 2), await ann.save(model, 3, "a")]
+    server.engine.fail_next(SaveSampler, "full")
+    tickets.append(await ann.freeze(model, 4, name="b"))
+    for each in tickets:
+        await ann.result(each)
+    before = [(await ann.poll(each, binary=b)).body for each in tickets for b in (True, False)]
+    await server.restart()
+    assert [(await ann.poll(each, binary=b)).body for each in tickets for b in (True, False)] == before
+
+
+@running()
+async def test_numbers_given_up_before_a_restart_are_not_waited_for_again(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    server.engine.hold(OptimStep)
+    waiting = await ann.step(model, 2)
+    await server.wait(11)
+    assert server.service.world.models[model].row.skipped == [1]
+    await server.restart()
+    await ann.done(waiting)
+    late = await ann.result(await ann.train(model, 1))
+    assert "too late" in late["error"]
+
+
+@running()
+async def test_an_operation_that_can_no_longer_be_done_fails_after_a_restart(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    saved = (await ann.done(await ann.save(model, 1, "a")))["path"]
+    server.engine.hold(OptimStep)
+    await ann.step(model, 2)
+    load = await ann.load(model, 3, saved)
+    after = await ann.step(model, 4)
+    await ann.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/a")
+    await server.restart()
+    failed = await ann.result(load)
+    assert failed["category"] == "server"
+    assert "not found" in failed["error"]
+    await ann.done(after)
+
+
+@running()
+async def test_time_the_server_was_down_does_not_end_sessions(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await server.crash()
+    server.clock.advance(7 * 24 * 3600)
+    await server.start()
+    await server.wait(15)
+    await ann.done(await ann.train(model, 1))
+
+
+@running()
+async def test_an_idempotency_key_gives_the_same_session_after_a_restart(server: Machine):
+    ann = server.ann
+    body = {"sdk_version": "0.36.0", "tags": []}
+    headers = {"X-Idempotency-Key": "k-1"}
+    first = await ann.ok("create_session", body, headers=headers)
+    assert await ann.ok("create_session", body, headers=headers) == first
+    await server.restart()
+    assert await ann.ok("create_session", body, headers=headers) == first
+    assert (await server.bob.ok("create_session", body, headers=headers)) != first
+
+
+@running()
+async def test_a_store_that_cannot_write_for_a_while_loses_nothing(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.train(model, 1))
+    server.store.failing = "disk full"
+    sending = asyncio.ensure_future(ann.train(model, 2))
+    again = asyncio.ensure_future(ann.train(model, 2))
+    await server.settle()
+    assert not sending.done()
+    assert not again.done()  # it is answered when it is written, and not before
+    server.store.failing = None
+    await server.wait(30)
+    assert await sending == await again == f"{model}:2"
+    await ann.done(f"{model}:2")
+    await ann.done(await ann.step(model, 3))
+    before = state_of(server.engine)
+    await server.restart()
+    assert (await server.store.get(OperationRow, f"{model}:2")).state == "done"
+    assert state_of(server.engine) == before
