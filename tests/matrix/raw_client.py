@@ -17,7 +17,7 @@ from .serving import KEY, Served
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
-MOST_POLLS = 40
+MOST_POLLS = 120
 
 # Tokens, targets and weights of a few examples; every token is below 60.
 EXAMPLES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -91,23 +90,35 @@ def start_server(folder: Path, *, parallel: bool) -> Iterator[Served]:
     log = folder / "log.txt"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tinkex", "--json", "serve", *flags],
+            [sys.executable, "-m", "tinkex", "serve", *flags],
             env=surroundings,
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
         )
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, f"the server did not start:\n{log.read_text()[-4000:]}"
-            yield Served(json.loads(line)["url"], other, parallel)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    try:
+        url = first_words(process)
+        assert url, f"the server did not start:\n{log.read_text()[-4000:]}"
+        yield Served(url, other, parallel)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    # A client would have tried again, and nobody would have noticed.
+    mistakes = [line for line in log.read_text().splitlines() if " error " in line]
+    assert not mistakes, "\n".join(mistakes[:5])
+
+
+def first_words(process: subprocess.Popen[str]) -> str:
+    """The address a starting server tells, once its model is ready; empty if it ended before that."""
+    url = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "TINKER_BASE_URL=" in line:
+            url = line.partition("=")[2].strip()
+        if line.startswith("ready:"):
+            return url
+    return ""
