@@ -41,7 +41,7 @@ def of(hint):
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return records(hint)
-    if origin is np.ndarray:
+    if hint == messages.Array:
         return arrays
     if origin is tuple:
         return (

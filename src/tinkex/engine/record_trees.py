@@ -202,7 +202,7 @@ def _choices(options: list[Any]) -> tuple[Write, Read]:
     """Arrays and records, told apart by what their lists begin with."""
     kinds = [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
     records = {kind.__name__: _pair(kind) for kind in kinds}
-    if len(records) + sum(typing.get_origin(option) is np.ndarray for option in options) < len(options):
+    if len(records) + options.count(messages.Array) < len(options):
         raise TypeError(f"{options} cannot be told apart")
 
     def write_choice(value: Any, buffers: Buffers) -> Any:
@@ -252,7 +252,7 @@ def _make(hint: Any) -> tuple[Write, Read]:
         return _tuples([_pair(item) for item in arguments if item is not Ellipsis], repeated=repeated)
     if origin is dict:
         return _dictionaries(_pair(arguments[1]))
-    if origin is np.ndarray:
+    if hint == messages.Array:
         return _write_array, _read_array
     if dataclasses.is_dataclass(hint):
         return _records(typing.cast("type", hint))
