@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    handlers_auth,
     handlers_checkpoints,
     handlers_copies,
     handlers_downloads,
@@ -15,6 +16,7 @@ from . import (
 )
 
 ROOMS = (
+    handlers_auth,
     handlers_checkpoints,
     handlers_copies,
     handlers_downloads,

@@ -155,13 +155,15 @@ class KeyRing:
             return self._strike(entries, found[0])
 
     def revoke_key(self, credential: str) -> KeyInfo | None:
-        """Revoke the key that is given itself; None if it is no key in use."""
-        digest = _digest(credential)
-        if self._extra is not None and hmac.compare_digest(self._extra.digest, digest):
+        """Revoke the key that is given itself, or by its token; None if it is no key in use."""
+        info = self.owner_of(credential)
+        if info is None:
+            return None
+        if info.id == AD_HOC:
             raise KeysError("this key was given when the server was started: it ends when the server does")
         with self._changing() as entries:
             for entry in entries:
-                if entry.live and hmac.compare_digest(entry.digest, digest):
+                if entry.live and entry.info.id == info.id:
                     return self._strike(entries, entry)
         return None
 

@@ -65,8 +65,7 @@ def run(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_state_folder(options))
         keys = KeyRing(options.state / KEY_FILE, extra=options.api_key, extra_owner=options.owner)
-        if options.jwt:
-            keys.tokens = Tokens(options.state / TOKEN_SECRET, keys)
+        keys.tokens = Tokens(options.state / TOKEN_SECRET, keys)
         made = keys.ensure_one(options.owner)
         listener = stack.enter_context(contextlib.closing(listen(options.host, options.port)))
         front = _Front(
