@@ -64,6 +64,7 @@ class HandClock:
 
     async def forward(self, seconds: float) -> None:
         """Let time pass, and those who waited for it do what they waited for."""
+        await settle()
         until = self.passed + seconds
         while self._waiting and self._waiting[0][0] <= until:
             self.passed, _, action = heapq.heappop(self._waiting)

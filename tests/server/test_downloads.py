@@ -8,7 +8,6 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -211,45 +210,6 @@ async def test_links_are_no_files(rig: Rig):
     for name in ("link", "loop/secret", "pipe", "deep"):
         url, _ = rig.service.downloads.sign(row.folder, name)
         assert (await rig.fetch(url)).status == 410
-
-
-# ---- checkpoints that must be exported first
-
-
-@served(start=True)
-async def test_without_an_engine_the_client_is_told_to_come_again(rig: Rig):
-    await rig.checkpoint()
-    for what in ("archive", "external_weights_urls"):
-        got = await rig.get(f"training_runs/s-1:train:0/checkpoints/weights/ck/{what}")
-        assert got.status == 503
-        assert "there is none in this test" in got.detail
-        assert got.headers["retry-after"] == "5"
-
-
-@served
-async def test_an_export_is_made_once_for_all_who_ask(rig: Rig):
-    asked: list[Any] = []
-
-    async def export(message: Any) -> None:
-        asked.append(message)
-        Path(message.path).mkdir(parents=True)
-        (Path(message.path) / "adapter_config.json").write_bytes(b"{}")
-
-    (room,) = rig.service.rooms.values()
-    room.call = export  # type: ignore[method-assign, assignment]
-    row = await rig.checkpoint()
-    where = "training_runs/s-1:train:0/checkpoints/weights/ck"
-    first, second = await rig.get(f"{where}/external_weights_urls"), await rig.get(f"{where}/archive")
-    assert list(first.json["urls"]) == ["adapter_config.json"]
-    assert second.status == 302
-    (message,) = asked
-    assert message.source == str(rig.state / row.folder)
-    assert message.base_name == row.base_model
-    await rig.clock.forward(3 * 3600)
-    await rig.service.exports.forget_old()
-    assert list(rig.service.exports.root.iterdir()) == []
-    await rig.get(f"{where}/archive")
-    assert len(asked) == 2
 
 
 # ---- pieces

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["copy_folder", "discard", "files_in", "release"]
 
 
-async def discard(service: Service, row: CheckpointRow) -> None:
+async def discard(service: Service, folder: str) -> None:
     """Remove the files of a checkpoint that is no more; a sampling session that uses them keeps them."""
-    await service.exports.forget(row.folder)
+    await service.exports.forget(folder)
     samplers = service.world.samplers
     for id, sampler in list(samplers.items()):
-        if sampler.row.folder == row.folder and sampler.session is None:
+        if sampler.row.folder == folder and sampler.session is None:
             del samplers[id]  # made for a request without a session, and made again by the next
-    if not _sampled(service, row.folder):
-        await service.remove_folder(service.options.state / row.folder)
+    if not _sampled(service, folder):
+        await service.remove_folder(service.options.state / folder)
 
 
 async def release(service: Service, ended: Iterable[SamplerRow]) -> None:

@@ -45,8 +45,7 @@ class Exports:
         if row.kind == "external":
             return row.folder
         place = self._place(row.folder)
-        if not await asyncio.to_thread(_touch, place, self._service.clock.time()):
-            await asyncio.shield(self._make(row, place))
+        await asyncio.shield(self._wanted(row, place))
         return f"{EXPORTS}/{place.name}"
 
     async def forget(self, folder: str) -> None:
@@ -69,8 +68,8 @@ class Exports:
     def _place(self, folder: str) -> Path:
         return self.root / hashlib.sha256(folder.encode()).hexdigest()[:32]
 
-    def _make(self, row: CheckpointRow, place: Path) -> asyncio.Future[None]:
-        """Have the engine write it; whoever comes meanwhile waits for the same."""
+    def _wanted(self, row: CheckpointRow, place: Path) -> asyncio.Future[None]:
+        """See that it is there; whoever comes meanwhile waits for the same."""
         under_way = self._under_way.get(row.folder)
         if under_way is None:
             under_way = asyncio.get_running_loop().create_future()
@@ -80,7 +79,10 @@ class Exports:
 
     async def _export(self, row: CheckpointRow, place: Path, told: asyncio.Future[None]) -> None:
         try:
-            await self._ask_engine(row, place)
+            now = self._service.clock.time()
+            if not await asyncio.to_thread(_touch, place, now):
+                await self._ask_engine(row, place)
+                await asyncio.to_thread(_touch, place, now)
             told.set_result(None)
         except Problem as problem:
             told.set_exception(problem)

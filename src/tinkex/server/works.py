@@ -26,6 +26,7 @@ from ..wire.jsonbody import decode
 from ..wire.passes import PassRequest, decode_request
 from ..wire.routes import route
 from .admission import admit_pass
+from .disk import check_room
 from .operations import (
     CreateWork,
     LoadWork,
@@ -204,7 +205,14 @@ async def _checkpoint(
     used = sum(size for _, _, _, size in await service.store.storage(row.owner))
     if used >= limit:
         raise Problem(400, f"your checkpoints take {used} bytes, the limit is {limit}; delete some first")
-    folder = service.folders.checkpoint(model.id, kind, name, row.seq)
+    check_room(service.options.state)
+    try:
+        folder = service.folders.checkpoint(model.id, kind, name, row.seq)
+    except ValueError as problem:
+        raise Problem(400, f"path: {problem}") from None
+    before = await service.store.get(CheckpointRow, path)
+    if before is not None:
+        model.saved.setdefault(path, before.folder)
     held, session = model.row, model.session.row
     expires = check_ttl(service, ttl)
     made = CheckpointRow(

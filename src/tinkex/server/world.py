@@ -50,6 +50,8 @@ class LiveModel:
     """Bytes of the operations since the last snapshot."""
     saving: set[str] = field(default_factory=set)
     """Paths that operations in line are going to save."""
+    saved: dict[str, str] = field(default_factory=dict)
+    """Where the files of its checkpoints lie, by path, for those that may be saved over."""
     watching: int | None = None
     """The missing number a timer is out for."""
 
