@@ -41,12 +41,15 @@ def pad(rows: Iterable[Sequence[int]], length: int, fill: int) -> np.ndarray:
 
 def pack(documents: Iterable[Sequence[int]], length: int, end_of_text: int) -> np.ndarray:
     """Documents after one another; each row starts with the start of a document and is cut at its end."""
-    done, row = [], []
+    done: list[np.ndarray] = []
+    row: list[np.ndarray] = []
+    filled = 0
     for document in documents:
-        row = [*row, *document, end_of_text]
-        if len(row) >= length:
-            done.append(np.array(row[:length], dtype=np.uint16))
-            row = []
+        row.append(np.append(np.asarray(document, dtype=np.uint16), np.uint16(end_of_text)))
+        filled += len(row[-1])
+        if filled >= length:
+            done.append(np.concatenate(row)[:length])
+            row, filled = [], 0
     return np.stack(done) if done else np.zeros((0, length), dtype=np.uint16)
 
 

@@ -34,6 +34,7 @@ WORKER: dict = {}
 def start_worker(folder: str) -> None:
     """Give a worker process its tokenizer and the vocabulary of stories15M."""
     torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     WORKER["tokenizer"] = bpe.load(Path(folder) / "tokenizer")
     with np.load(Path(folder) / "stories15m.npz") as stored:
         ends = np.cumsum(stored["lengths"].astype(np.int64)).tolist()
@@ -42,20 +43,23 @@ def start_worker(folder: str) -> None:
         WORKER["pieces"] = stories15m.Pieces(words, stored["scores"])
 
 
-def tell(job: tuple[int, list[list[int]]]) -> list[tuple[list[int], list[int]]]:
+def tell(job: tuple[int, list[list[int]]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Turn sampled rows into (story ids, chat ids) of nano's tokenizer."""
     seed, rows = job
     return encode_stories(seed, [WORKER["pieces"].decode(row) for row in rows])
 
 
-def encode_stories(seed: int, texts: list[str]) -> list[tuple[list[int], list[int]]]:
+def encode_stories(seed: int, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Clean stories as plain text and as one chat each."""
     rng = random.Random(f"tales:{seed}")
     kept = [s for t in texts if (s := story_chats.clean(t))]
     chats = [bpe.render(story_chats.make(rng, s), thought=rng.random() < 0.12) for s in kept]
     tokenizer = WORKER["tokenizer"]
     plain, framed = tokenizer.encode_batch_fast(kept), tokenizer.encode_batch_fast(chats)
-    return [(a.ids, b.ids) for a, b in zip(plain, framed, strict=True)]
+    return [
+        (np.array(a.ids, dtype=np.uint16), np.array(b.ids, dtype=np.uint16))
+        for a, b in zip(plain, framed, strict=True)
+    ]
 
 
 def split(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
