@@ -367,6 +367,20 @@ def test_a_path_prefix_works_whether_the_proxy_keeps_it_or_not(command: Command)
 
 
 @needs_engine
+def test_the_official_sdk_trades_its_key_for_a_token_behind_a_prefix(command: Command):
+    tinker = pytest.importorskip("tinker")
+    with started(command("--jwt", "--public-url", "https://gpu.example/tinkex")) as (_, facts):
+        client = tinker.ServiceClient(base_url=f"{facts['url']}/tinkex", api_key=facts["api_key"])
+        models = client.get_server_capabilities().supported_models
+        assert [each.model_name for each in models] == ["tiny/model"]
+        me = (
+            tinker.RestClient(base_url=f"{facts['url']}/tinkex", api_key=facts["api_key"]).whoami().result()
+        )
+        assert (me.user_urn, me.org_urn, me.email) == ("tml:user:local", "tml:organization:local", None)
+        client.close("success").result()
+
+
+@needs_engine
 def test_a_held_poll_is_answered_when_the_server_stops(command: Command):
     with started(command("--time", "drain=0")) as (child, facts):
         key = facts["api_key"]
