@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    handlers_admin,
     handlers_auth,
     handlers_checkpoints,
     handlers_copies,
@@ -16,6 +17,7 @@ from . import (
 )
 
 ROOMS = (
+    handlers_admin,
     handlers_auth,
     handlers_checkpoints,
     handlers_copies,
