@@ -432,6 +432,22 @@ def test_a_child_that_never_gets_ready_fails_to_start(odd, run, misdeed):
 
 
 @LOOPS
+def test_closing_twice_at_once_waits_for_the_same_end(odd, run, tmp_path, monkeypatch):
+    code = READY + "wire.recv(1)\nopen(sys.argv[0] + '.done', 'w').close()"
+    spec = odd(code)
+    monkeypatch.setattr(engine_link, "GRACE", 60.0)
+
+    async def main():
+        link = ProcessLink(spec, 7, print, print)
+        await link.start()
+        await asyncio.gather(link.close(), link.close())
+        await link.close()
+
+    run(main())
+    assert (tmp_path / "odd_child.py.done").exists(), "it was killed before it could end by itself"
+
+
+@LOOPS
 def test_a_child_that_does_not_end_is_killed(odd, run):
     async def main():
         told = Told()
@@ -473,9 +489,10 @@ def test_what_a_child_logs_is_passed_on(odd, run, caplog):
         await link.close()
 
     run(main())
-    found = {record.levelname: record.getMessage() for record in caplog.records}
-    assert found["WARNING"] == "engine 7: a.b: careful"
-    assert "engine 7: plain xxx" in caplog.text
+    (level, first), (next_level, second), *_ = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert (level, first) == ("WARNING", "engine 7: a.b: careful")
+    assert next_level == "WARNING", "a traceback is as important as what it belongs to"
+    assert second.startswith("engine 7: plain xxx")
     assert max(map(len, caplog.messages)) < 9000
 
 

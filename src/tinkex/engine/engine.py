@@ -223,7 +223,8 @@ class Engine:
         log.error("request %s failed", name, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
-            return Failed(self.epoch, name, "server", f"the device is out of memory: {error}")
+            asked = str(error).split(" GPU ", 1)[0]
+            return Failed(self.epoch, name, "server", f"the device is out of memory: {asked}")
         return Failed(self.epoch, name, "server", f"{type(error).__name__}: {error}")
 
 

@@ -47,6 +47,7 @@ class ChildProcess:
         self.name = name
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._lines: deque[str] = deque(maxlen=LINES)
+        self._level = logging.INFO
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -105,10 +106,11 @@ class ChildProcess:
             self._process.kill()
 
     def heard(self, line: str) -> None:
-        """Pass on a line it wrote."""
+        """Pass on a line it wrote; one without a level belongs to the line before it."""
         found = _LEVEL.match(line)
-        level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
-        log.log(level, "%s: %s", self.name, line[found.end() :] if found else line)
+        if found:
+            self._level = logging.getLevelNamesMapping()[found[1]]
+        log.log(self._level, "%s: %s", self.name, line[found.end() :] if found else line)
         self._lines.append(line)
 
     def log_ended(self) -> None:

@@ -29,6 +29,7 @@ GRACE = 10.0
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Deliver: TypeAlias = Callable[[Answer], None]
 Lost: TypeAlias = Callable[[str], None]
+"""Told why an engine is gone; the first line is for everybody, the engine's last words follow it."""
 
 
 class EngineStartFailed(Exception):
@@ -52,7 +53,7 @@ class EngineLink(Protocol):
     def submit(self, message: Request) -> None:
         """Send a message without waiting, from the loop's thread; raises `LinkClosed`.
 
-        Its arrays are read until they are sent: they must not be changed afterwards.
+        Its arrays may be read later, when there is room on the way: they must not be changed afterwards.
         """
 
     async def close(self) -> None:
@@ -203,7 +204,7 @@ class ProcessLink:
         self._transport: asyncio.Transport | None = None
         self._last_call: asyncio.TimerHandle | None = None
         self._fault = ""
-        self._open = self._closed = False
+        self._open = self._asked = self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -237,6 +238,7 @@ class ProcessLink:
             self._send(self.spec.message(self.epoch))
             await self._ready
         except BaseException:
+            self._ready.cancel()
             if self._transport is None:
                 ours.close()
                 self._wire_over.set()
@@ -256,8 +258,9 @@ class ProcessLink:
             return
         try:
             if self._open and self._transport is not None:
-                self._open = False
+                self._open, self._asked = False, True
                 self._transport.write_eof()
+            if self._asked:
                 await asyncio.wait([self._gone], timeout=GRACE)
         finally:
             self._child.kill()
