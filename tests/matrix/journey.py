@@ -195,12 +195,12 @@ def save_and_load(service: Any, client: Any, saw: dict[str, Any]) -> str:
     saw["after the load"] = step_and_look(client)
     plain = service.create_training_client_from_state(path)
     saw["resumed"] = reading(plain.forward(DATA[:CHUNK], "cross_entropy").result())
-    resume = getattr(
-        service,
-        "create_training_client_from_state_with_optimizer",
-        service.create_training_client_from_state,
-    )
-    whole = resume(path)
+    if hasattr(service, "create_training_client_from_state_with_optimizer"):
+        whole = service.create_training_client_from_state_with_optimizer(path)
+    else:
+        whole = service.create_training_client_from_state(path)
+        if hasattr(whole, "load_state_with_optimizer"):  # 0.6.0 alone
+            whole.load_state_with_optimizer(path).result()
     small_chunks(whole)
     saw["after resuming"] = step_and_look(whole)
     saw["different models"] = len({client.model_id, plain.model_id, whole.model_id})

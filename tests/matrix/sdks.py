@@ -26,7 +26,9 @@ NEEDED = (
 # The first versions import torch for the sake of one class; the real one takes longer than a journey.
 STAND_IN = {"torch/__init__.py": "class Tensor:\n    pass\n"}
 
-CHOSEN = os.environ.get("TINKEX_SDK_CACHE")
+# As they were when this was imported: tests run with proxies and our own variables taken away.
+SURROUNDINGS = dict(os.environ)
+CHOSEN = SURROUNDINGS.get("TINKEX_SDK_CACHE")
 
 
 class Sdks:
@@ -70,7 +72,7 @@ class Sdks:
 def pip(*arguments: str) -> str:
     """What pip prints."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=SURROUNDINGS, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         raise RuntimeError(f"pip {' '.join(arguments)}:\n{done.stderr[-2000:]}")
     return done.stdout

@@ -14,17 +14,21 @@ import pytest
 
 from . import sdks as versions
 from .comparing import differences
-from .sdks import NEWEST, VERSIONS, Sdks
+from .sdks import NEWEST, SURROUNDINGS, VERSIONS, Sdks
 from .serving import FAKE, REAL, Served
 
 JOURNEY = Path(__file__).with_name("journey.py")
 Document = dict[str, Any]
-SEED = os.environ.get("TINKEX_MATRIX_SEED")
+SEED = SURROUNDINGS.get("TINKEX_MATRIX_SEED")
 
 
 def travel(server: Served, path: list[str] | None = None) -> Document:
     """The document of one journey: with the folders on `path` alone, or with this environment's SDK."""
-    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith("TINKER")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith(("TINKER", "TINKEX")) and not name.lower().endswith("_proxy")
+    }
     surroundings = {
         **kept,
         "TINKER_BASE_URL": server.url,
