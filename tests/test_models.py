@@ -34,6 +34,11 @@ def test_a_folder_is_itself(shelf: Path, form: str):
     assert models.resolve(str(folder) if form == "absolute" else form) == folder
 
 
+def test_a_home_that_is_not_there_is_refused(shelf: Path):
+    with pytest.raises(InvalidArgumentError, match="'~no-such-user/x': there is no such home folder"):
+        models.resolve("~no-such-user/x")
+
+
 def test_home_is_understood(shelf: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(shelf))
     mine = make(shelf / "mine")

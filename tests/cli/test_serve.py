@@ -244,6 +244,7 @@ def test_models_from_file_and_environment(
         (["--port", "abc"], "--port: 'abc' is not a whole number"),
         (["--port", "70000"], "--port: 70000 must be at least 0 and at most 65535"),
         (["--port", "1k"], "--port: '1k' is not a whole number"),
+        (["--state", "~no-such-user/x"], "--state: '~no-such-user/x' is not a folder or file that can be"),
         (["--threads", "0"], "--threads: 0 must be at least 1"),
         (["--durability", "none"], "--durability: 'none' is not one of process, power"),
         (["--log-level", "loud"], "not one of debug, info, warning, error"),

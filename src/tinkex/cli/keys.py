@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from ..models import expanded
 from ..server.keys import KeyInfo, KeyRing, KeysError
 from ..server.places import KEY_FILE, default_state
 from .main import Parser
@@ -31,8 +32,8 @@ def register(parser: Parser) -> None:
 
 
 def _ring(arguments: argparse.Namespace) -> KeyRing:
-    state: Path = arguments.state or default_state()
-    return KeyRing(state.expanduser() / KEY_FILE)
+    state = default_state() if arguments.state is None else expanded(arguments.state)
+    return KeyRing(state / KEY_FILE)
 
 
 def _shown(info: KeyInfo) -> dict[str, object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["EMBEDDED", "is_path", "known", "resolve"]
+__all__ = ["EMBEDDED", "check", "expanded", "is_path", "known", "resolve"]
 
 EMBEDDED = Path(__file__).parent
 """Where the models of the package itself are, one folder each."""
@@ -28,15 +28,14 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> Path:
     """The folder of a model; the error names the models that are known here."""
     if not name:
         raise InvalidArgumentError("a model's name is empty")
-    itself = Path(name).expanduser()
     if is_path(name):
-        return check(itself, name)
+        return check(expanded(name), name)
     for shelf in (Path.cwd(), *shelves(environ), EMBEDDED):
         folder = shelf / name
         if is_model(folder):
             return folder.resolve()
-    if itself.is_dir():
-        return check(itself, name)
+    if Path(name).is_dir():
+        return check(Path(name), name)
     offer = ", ".join(known(environ))
     raise InvalidArgumentError(
         f"model {name!r}: no such folder, and it is not known by that name. "
@@ -74,4 +73,12 @@ def is_model(folder: Path) -> bool:
 def shelves(environ: Mapping[str, str] | None = None) -> list[Path]:
     """The folders named in TINKEX_MODELS."""
     listed = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
-    return [Path(each).expanduser() for each in listed.split(os.pathsep) if each]
+    return [expanded(each) for each in listed.split(os.pathsep) if each]
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with `~` as somebody's home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidArgumentError(f"{str(path)!r}: there is no such home folder") from None

@@ -133,7 +133,7 @@ def _specs(named: Sequence[tuple[str, str | None]] | None) -> tuple[ModelSpec, .
 
 def _spec(name: str, folder: str | None) -> ModelSpec:
     if folder is not None:
-        return ModelSpec(name, models.check(Path(folder).expanduser(), name))
+        return ModelSpec(name, models.check(models.expanded(folder), name))
     found = models.resolve(name)
     return ModelSpec(found.name if models.is_path(name) else name, found)
 

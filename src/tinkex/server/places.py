@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..models import expanded
+
 __all__ = ["KEY_FILE", "TOKEN_SECRET", "default_state"]
 
 KEY_FILE = "keys.json"
@@ -17,7 +19,7 @@ def default_state(environ: Mapping[str, str] | None = None) -> Path:
     """The state folder of a server that is not told another: TINKEX_STATE, or the platform's place."""
     env = os.environ if environ is None else environ
     if env.get("TINKEX_STATE"):
-        return Path(env["TINKEX_STATE"]).expanduser()
+        return expanded(env["TINKEX_STATE"])
     if sys.platform == "win32":
         return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "tinkex"
     if sys.platform == "darwin":

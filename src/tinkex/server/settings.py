@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from .. import models
 from ..config import Secret
 from ..errors import InvalidArgumentError
 from . import options
@@ -27,7 +28,8 @@ HIDDEN = frozenset({"in_process"})
 _CHOICES = {"log_level": ("debug", "info", "warning", "error")}
 _LEAST = {"port": 0, "times.drain": 0.0}  # others: 1, or more than 0
 _MOST = {"port": 65535}
-_WORDS = {"flag": "yes or no", "whole": "a whole number", "number": "a number", "text": "a text"}
+_WORDS = {"flag": "yes or no", "whole": "a whole number", "number": "a number", "text": "a text",
+          "path": "a folder or file that can be"}  # fmt: skip
 _TRUTH = {
     "1": True,
     "true": True,
@@ -94,7 +96,7 @@ class Setting:
             case "number":
                 return _number(given)
             case "path":
-                return Path(given).expanduser() if isinstance(given, str) and given else None
+                return _path(given) if isinstance(given, str) and given else None
             case "secret":
                 return Secret(given) if isinstance(given, str) and given else None
             case "rates":
@@ -120,6 +122,13 @@ class Setting:
 
 def _of(given: object, kind: type) -> Any:
     return given if type(given) is kind else None
+
+
+def _path(given: str) -> Path | None:
+    try:
+        return models.expanded(given)
+    except InvalidArgumentError:
+        return None
 
 
 def _number(given: object) -> float | None:
