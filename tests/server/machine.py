@@ -49,7 +49,13 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class SteadyClock(HandClock):
-    """The same, moved without letting anything else happen."""
+    """The same, moved without letting anything else happen; what is due at once comes by itself."""
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Callable[[], None]:
+        """Call back once time has been moved that far."""
+        if seconds <= 0:
+            return asyncio.get_running_loop().call_soon(action).cancel
+        return super().call_later(seconds, action)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, calling what is due on the way, in order."""

@@ -16,6 +16,7 @@ from .asks import JSON_TYPE, Answer, Ask, Reply, answers, json_reply
 from .problems import NotFound, Problem
 from .records import OperationRow, SamplerRow
 from .tickets import Ticket
+from .world import loose_name
 
 LARGE = 1_000_000
 """Results of so many bytes are announced before they are sent, to clients that allow it."""
@@ -74,12 +75,15 @@ async def _stored(ask: Ask, id: str) -> Ticket:
     if owner is None:
         stored = await ask.service.store.get(SamplerRow, session)
         owner = None if stored is None else stored.owner
-    if owner == ask.owner:
+    if owner == ask.owner or session.startswith(loose_name(ask.owner)):
+        ask.service.samples.remove([id])
         raise Problem(410, f"sample {id!r} is no longer known; ask for it again")
     raise NotFound("request", id)
 
 
 def _ended(ask: Ask, ticket: Ticket) -> Answer:
+    if ticket.kind == "asample" and not ask.body.allow_metadata_only:
+        ask.service.samples.remove([ticket.id])
     if ticket.state == "lost":
         raise Problem(410, f"request {ticket.id!r} is no longer known")
     if ticket.state == "failed":
@@ -101,9 +105,10 @@ async def _retrieve_many(ask: Ask) -> Answer:
         raise NotFound("sampling session", id)
     if sampler.session is not None:
         service.heard(sampler.session)
-    for each in body.retrieved_request_ids:
-        if each.startswith(id):
-            service.tickets.drop(each)
+    retrieved = [each for each in body.retrieved_request_ids if each.startswith(f"{id}:")]
+    service.samples.remove(retrieved)
+    for each in retrieved:
+        service.tickets.drop(each)
     completions = sampler.clone(body.target.cloned_sampler_id)
     ended, cursor = completions.after(body.prev_cursor)
     if not ended:

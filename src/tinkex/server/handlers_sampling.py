@@ -26,7 +26,7 @@ from .records import SamplerRow
 from .sampling import RunningSample
 from .store import Put
 from .works import find_checkpoint
-from .world import LiveSampler
+from .world import LiveSampler, loose_name
 
 KEEP_ALIVE = 15.0
 """Seconds between two signs of life on a stream that waits."""
@@ -151,6 +151,7 @@ async def _begin(ask: Ask) -> tuple[str, int, RunningSample | None]:
         lambda: _weights(ask, sampler),
         lambda each: _ended(ask, sampler, completions, each),
     )
+    service.samples.add(id)
     desk.start(sample)
     return id, body.num_samples, sample
 
@@ -159,7 +160,7 @@ async def _sampler(ask: Ask, body: SampleRequest) -> LiveSampler:
     if body.sampling_session_id is not None:
         return ask.service.world.sampler(body.sampling_session_id, ask.owner)
     # Without a session, each base model or path has one of its owner's own, which is not stored.
-    id = f"loose-{ask.owner}-{body.model_path or body.base_model}".replace("/", "-")
+    id = loose_name(ask.owner, body.model_path or body.base_model or "")
     known = ask.service.world.samplers.get(id)
     if known is None or body.model_path is not None:
         row = await _row(ask, id, "", body.base_model, body.model_path)
@@ -207,8 +208,9 @@ async def _stream(ask: Ask) -> Answer:
 async def _events(ask: Ask, id: str, number: int, sample: RunningSample | None) -> AsyncIterator[bytes]:
     """A sample as events: tokens as they come, then the whole; a comment now and then while it waits."""
     service = ask.service
-    sent = [0] * number
     if sample is not None:
+        number = sample.num_samples
+        sent = [0] * number
         sample.watched = True
         while sample.ticket.state == "pending":
             for piece in _news(sample, sent):

@@ -128,7 +128,7 @@ class SamplingDesk:
         self._loading.clear()
         self._streams.clear()
         for sample in self._running.values():
-            sample.sequences = []
+            sample.sequences, sample.first_stream = [], -1
 
     def _send(self, sample: RunningSample) -> None:
         version = sample.version
@@ -233,8 +233,9 @@ class SamplingDesk:
 
     def _let_go(self, sample: RunningSample) -> None:
         self._running.pop(sample.id, None)
-        for index in range(sample.num_samples):
-            self._streams.pop(sample.first_stream + index, None)
+        if sample.first_stream >= 0:
+            for index in range(sample.num_samples):
+                self._streams.pop(sample.first_stream + index, None)
 
 
 def response_of(sample: RunningSample, done: SampleDone) -> SampleResponse:

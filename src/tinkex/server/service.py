@@ -29,6 +29,7 @@ from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
 from .problems import Problem
 from .records import CheckpointRow, ModelRow, OperationRow, SamplerRow, SessionRow
+from .sample_journal import SampleJournal
 from .sampling import SamplingDesk
 from .scheduler import Scheduler
 from .signing import SignedUrls
@@ -95,6 +96,7 @@ class Service:
         self.catalogue = Catalogue(options.models)
         self.world = World()
         self.tickets = Tickets()
+        self.samples = SampleJournal(options.state / "samples.log")
         self.usage = UsageLedger()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
@@ -173,6 +175,7 @@ class Service:
         for room in self.rooms.values():
             await room.close()
         await self.usage.flush(self)
+        self.samples.close()
         await self.store.close()
 
     @property

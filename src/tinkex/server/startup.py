@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..wire import paths
 from .operations import Outcome
 from .problems import Problem
 from .records import ModelRow, OperationRow
@@ -32,8 +33,20 @@ async def load_world(service: Service) -> None:
     for sampler in await store.samplers_of(names):
         if sampler.base_model in service.catalogue.by_name:
             service.open_sampler(sampler, sessions[sampler.session_id])
+    _open_journal(service)
     if sessions:
         log.info("%d open sessions, %d models restored", len(sessions), len(service.world.models))
+
+
+def _open_journal(service: Service) -> None:
+    """Samples that were under way are lost: those who wait for them are told to ask again."""
+    for id in service.samples.open():
+        name, _, number = id.rpartition(":")
+        sampler = service.world.samplers.get(name)
+        if sampler is None or not number.isdecimal():
+            service.samples.remove([id])
+        else:
+            sampler.clone(paths.clone_of(int(number))).add(id, None)
 
 
 async def _open_model(service: Service, row: ModelRow, session: LiveSession) -> None:

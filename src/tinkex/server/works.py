@@ -257,6 +257,10 @@ async def _save_sampler(
         raise Problem(400, "path: give a name, or sampling_session_seq_id for an unnamed sampler")
     session = model.session.row
     id = paths.sampling_session_id(session.id, body.sampling_session_seq_id)
+    if id in service.world.samplers:
+        raise Problem(
+            400, f"sampling_session_seq_id: {body.sampling_session_seq_id} is in use; take another number"
+        )
     sampler = SamplerRow(
         id, session.id, row.owner, model.row.base_model, service.clock.time(), model_id=model.id
     )

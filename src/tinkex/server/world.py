@@ -115,6 +115,11 @@ class World:
             raise Problem(429, f"{number} {what} are open, the limit is {limit}; finish some first")
 
 
+def loose_name(owner: str, what: str = "") -> str:
+    """A sampling session for samples that name none: an owner has one for each base model or path."""
+    return f"loose~{owner}~{what.replace('/', '-')}"
+
+
 def checkpoint_path(run: str, segment: str, name: str) -> str:
     """A checkpoint's path from the pieces of a REST address."""
     return paths.tinker_path(run, {v: k for k, v in paths.SEGMENTS.items()}[segment], name)

@@ -1,0 +1,86 @@
+"""The ids of samples whose results clients still wait for, in a file that outlives the server's process.
+
+Samples live in memory: after a restart all that is left of them is here, so that clients are told to ask
+again. A line is written without waiting for the disk: it survives a killed process, not a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+MOST = 100_000
+"""Ids kept; beyond it the oldest go."""
+_SPARE = 10_000
+"""Lines that are not needed any more before the file is written anew."""
+
+
+class SampleJournal:
+    """Ids that were added and not removed, in order."""
+
+    def __init__(self, path: Path, most: int = MOST) -> None:
+        self.path, self._most = path, most
+        self._ids: dict[str, None] = {}
+        self._lines = 0
+        self._file: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def open(self) -> list[str]:
+        """Begin to write; the ids that an earlier process left behind."""
+        with contextlib.suppress(FileNotFoundError):
+            # The last line may have been cut off in the middle.
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+                if line.startswith("+"):
+                    self._ids[line[1:]] = None
+                else:
+                    self._ids.pop(line[1:], None)
+        self._rewrite()
+        return list(self._ids)
+
+    def add(self, id: str) -> None:
+        """Somebody waits for this sample."""
+        self._ids[id] = None
+        if len(self._ids) > self._most:
+            self.remove([next(iter(self._ids))])
+        self._write(f"+{id}\n", 1)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        known = [id for id in ids if id in self._ids]
+        for id in known:
+            del self._ids[id]
+        if known:
+            self._write("".join(f"-{id}\n" for id in known), len(known))
+
+    def close(self) -> None:
+        """Write no more."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _write(self, text: str, lines: int) -> None:
+        if self._file is None:
+            return
+        self._lines += lines
+        try:
+            if self._lines > 2 * len(self._ids) + _SPARE:
+                self._rewrite()
+            else:
+                os.write(self._file, text.encode("utf-8", "replace"))
+        except OSError as problem:
+            log.error("the journal of samples cannot be written: %s", problem)
+
+    def _rewrite(self) -> None:
+        new = self.path.with_suffix(".new")
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.write(file, "".join(f"+{id}\n" for id in self._ids).encode("utf-8", "replace"))
+        os.replace(new, self.path)
+        self.close()
+        self._file, self._lines = file, len(self._ids)
