@@ -1,4 +1,4 @@
-"""Which tokenizer a model has, and loading it: a local folder first, then the hub.
+"""Which tokenizer a model has, and loading it: a local folder first, then the server's files, then the hub.
 
 The rules are a table; `resolve_tokenizer` only looks names up.  Loading happens once per tokenizer
 and process, however many threads ask at the same time.
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..config import Config
-from ..errors import TokenizerError
+from ..errors import TinkerError, TokenizerError
 from .connection import Connection
 from .plain_tokenizer import PlainTokenizer
+from .served_tokenizers import fetch_tokenizer
 
 __all__ = ["TokenizerSource", "register_tokenizer", "resolve_tokenizer", "tokenizer_for"]
 
@@ -75,10 +76,10 @@ def resolve_tokenizer(
     `overrides` are (pattern, source) pairs, the last one that matches counts; a pattern such as
     `"my-org/*"` is compared with the model's name and the server's id.
     """
+    given = _overridden(model_name, tokenizer_id, overrides)
+    if given is not None:
+        return given
     name, said = (text.partition(":")[0] for text in (model_name, tokenizer_id or ""))
-    for pattern, source in reversed(overrides):
-        if any(fnmatch.fnmatchcase(each, pattern) for each in (model_name, name, said) if each):
-            return source
     wanted = said or _by_name(name)
     if not wanted:
         raise TokenizerError(
@@ -86,6 +87,16 @@ def resolve_tokenizer(
             "load one yourself, or name it with tinkex.register_tokenizer('*', 'org/model')"
         )
     return _PINS.get(wanted) or TokenizerSource(wanted)
+
+
+def _overridden(
+    model_name: str, tokenizer_id: str | None, overrides: Sequence[Override]
+) -> TokenizerSource | None:
+    name, said = (text.partition(":")[0] for text in (model_name, tokenizer_id or ""))
+    for pattern, source in reversed(overrides):
+        if any(fnmatch.fnmatchcase(each, pattern) for each in (model_name, name, said) if each):
+            return source
+    return None
 
 
 def _by_name(name: str) -> str:
@@ -173,11 +184,26 @@ if hasattr(os, "register_at_fork"):
 
 def tokenizer_for(connection: Connection, model_name: str, tokenizer_id: str | None) -> Any:
     """The tokenizer of a model, loaded if it is not yet; blocks."""
-    config = connection.config
-    source = resolve_tokenizer(model_name, tokenizer_id, tuple(_registered))
+    config, overrides = connection.config, tuple(_registered)
+    source = resolve_tokenizer(model_name, tokenizer_id, overrides)
     folder = source.folder or _folder(config.tokenizer_dir, (source.id, model_name))
+    if folder is None and model_name and _overridden(model_name, tokenizer_id, overrides) is None:
+        folder = _served(connection, model_name)
+        if folder is not None:
+            source = TokenizerSource(model_name)  # whatever the hub has, these files hold no code
     key = (source, folder, config.offline)
     return _cache.get(key, lambda: _load(source, folder, config))
+
+
+def _served(connection: Connection, model_name: str) -> str | None:
+    """A folder with the files the server itself has for a model; asked for once per server and model."""
+    key = ("served", connection.config.base_url, model_name)
+    try:
+        folder: str | None = _cache.get(key, lambda: fetch_tokenizer(connection, model_name))
+    except TinkerError as problem:
+        logger.info("%s hands out no tokenizer of %s: %s", connection.config.base_url, model_name, problem)
+        return None
+    return folder
 
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tiktoken.model")

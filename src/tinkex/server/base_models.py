@@ -7,20 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..wire.bodies import TOKENIZER_FILES
 from .options import ModelSpec
 from .problems import Problem
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-    "config.json",
-)
 
 
 class BadModelFolder(Exception):

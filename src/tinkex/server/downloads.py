@@ -20,7 +20,7 @@ from .file_pieces import Body, FilePieces, open_inside, tar_body
 from .problems import Problem
 from .service import Service
 
-__all__ = ["ARCHIVE", "Digests", "file_reply", "files_page"]
+__all__ = ["ARCHIVE", "DIGESTS", "Digests", "file_reply", "file_tag", "files_page"]
 
 ARCHIVE = "archive.tar"
 """The name under which a folder can be fetched as a whole."""
@@ -40,7 +40,7 @@ async def files_page(service: Service, path: str, headers: Mapping[bytes, bytes]
             body, tag, digest = *await asyncio.to_thread(_archive, folder), None
         else:
             file = await asyncio.to_thread(open_inside, folder, name)
-            body, tag = Body(((file, os.fstat(file.fileno()).st_size),)), _tag([file])
+            body, tag = Body(((file, os.fstat(file.fileno()).st_size),)), file_tag(file)
             digest = await DIGESTS.of(file)
     except FileNotFoundError:
         # Clients that renew their addresses on this find out whether the checkpoint is still there.
@@ -107,7 +107,7 @@ def _identity(file: FileIO) -> _Known:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _tag(files: list[FileIO]) -> str:
+def file_tag(*files: FileIO) -> str:
     """A strong tag: files are put in place whole and never changed, so each has its content for ever."""
     text = repr([_identity(file) for file in files])
     return f'"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"'
@@ -155,6 +155,6 @@ def _archive(folder: Path) -> tuple[Body, str]:
             raise FileNotFoundError(folder.name)
         named = [(name, file) for name, file in files if name != MARKER]
         body = tar_body([*named, (MARKER, None)])
-        tag = _tag([file for _, file in named])
+        tag = file_tag(*(file for _, file in named))
         opened.pop_all()
     return body, tag

@@ -13,6 +13,7 @@ from . import (
     handlers_sampling,
     handlers_service,
     handlers_sessions,
+    handlers_tokenizers,
     handlers_training,
 )
 
@@ -27,5 +28,6 @@ ROOMS = (
     handlers_sampling,
     handlers_service,
     handlers_sessions,
+    handlers_tokenizers,
     handlers_training,
 )

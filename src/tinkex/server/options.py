@@ -131,6 +131,6 @@ class ServerOptions:
     log_level: str = "info"
     """How much is logged: debug, info, warning, error."""
     rates: dict[str, float] = field(default_factory=dict)
-    """Dollars per million tokens by usage kind (`storage`: a gigabyte for a month); by default costs are 0."""
+    """Dollars per million tokens by usage kind, of `storage` per gigabyte and month; by default 0."""
     limits: Limits = Limits()
     times: Times = Times()

@@ -25,7 +25,14 @@ from ..types import (
 from ..wire.headers import API_KEY, should_retry
 from ..wire.jsonbody import convert
 from ..wire.routes import Route
-from . import answers_admin, answers_checkpoints, answers_sampling, answers_sessions, answers_training
+from . import (
+    answers_admin,
+    answers_checkpoints,
+    answers_sampling,
+    answers_sessions,
+    answers_tokenizers,
+    answers_training,
+)
 from .calls import Call, Calls, read_body
 from .downloads import PREFIX as DOWNLOADS
 from .downloads import answer_download
@@ -40,7 +47,14 @@ from .timers import start_timer
 
 __all__ = ["FakeService"]
 
-_ANSWERS = (answers_admin, answers_checkpoints, answers_sampling, answers_sessions, answers_training)
+_ANSWERS = (
+    answers_admin,
+    answers_checkpoints,
+    answers_sampling,
+    answers_sessions,
+    answers_tokenizers,
+    answers_training,
+)
 _OPEN_ROUTES = frozenset({"health"})
 _RAW_KEY_ROUTES = frozenset({"client_config", "auth_token", "get_api_key", "delete_api_key"})
 _FINAL = frozenset({400, 401, 403, 404, 413, 422})  # a refusal the client will not send again
@@ -97,6 +111,7 @@ class FakeService:
         self.record = record
         self.queue_state: tuple[QueueState, str | None] = ("active", None)
         self.stream_pace = 0.0  # seconds between two events of a streamed sample
+        self.tokenizer_files: dict[str, dict[str, bytes]] = {}  # by model, what clients may fetch
         self.session_messages: dict[str, str] = {}  # info_message, warning_message, error_message
 
         self.calls = Calls()

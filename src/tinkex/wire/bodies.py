@@ -123,6 +123,37 @@ class ArchiveUrlResponse(Record):
     expires: str
 
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+"""The files of a model a server may hand out so that its tokenizer can be loaded; none of them is code."""
+
+
+class TokenizerFile(Record):
+    """One file of a model's tokenizer."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class TokenizerFilesResponse(Record):
+    """The files a model's tokenizer is loaded from."""
+
+    model_name: str
+    files: list[TokenizerFile]
+
+
 class OrganizationDetails(Record):
     """The organization of a key's owner."""
 

@@ -264,6 +264,15 @@ def _routes() -> Iterator[Route]:
         summary="A run's checkpoints, under the name SDK 0.3.0 uses.",
     )
     yield Route(
+        "list_tokenizer_files", "GET", "/models/{model_name:path}/tokenizer", "sync", "rest",
+        response=bodies.TokenizerFilesResponse, since="tinkex",
+        summary="The files a base model's tokenizer is loaded from.",
+    )
+    yield Route(
+        "get_tokenizer_file", "GET", "/models/{model_name:path}/tokenizer/{file}", "sync", "rest",
+        since="tinkex", summary="One file of a base model's tokenizer, as it is.",
+    )
+    yield Route(
         "list_user_checkpoints", "GET", "/checkpoints", "sync", "rest",
         query=bodies.ListCheckpointsQuery, response=types.CheckpointsListResponse, since="0.4.0",
         summary="A page of all checkpoints.",
