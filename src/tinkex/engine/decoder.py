@@ -114,11 +114,11 @@ class DecoderLayer:
             end = start + turned_tnd.shape[1]
             turn.turn_back(turned_tnd, dy_tnd[:, start:end])
             start = end
-        normed, unit, rstd, raw_tnd, head_unit, head_rstd, lows = kept.attention_in
+        rstd, raw_tnd, head_rstd, lows = kept.attention_in
         if self.head_norm_nd is not None:
             dqk = dy_tnd[:, : self.heads]
-            if head_unit is None:
-                head_unit = raw_tnd.to(head_rstd.dtype) * head_rstd
+            room = plan.spare("unit", raw_tnd.shape, raw_tnd)
+            head_unit = torch.mul(raw_tnd.to(head_rstd.dtype), head_rstd, out=room)
             back_tnd = rms_norm_backward(
                 dqk, head_unit, head_rstd, self.head_norm_nd,
                 out=dqk if dqk.dtype == head_rstd.dtype else None,
@@ -126,42 +126,37 @@ class DecoderLayer:
             )  # fmt: skip
             if back_tnd is not dqk:
                 dqk.copy_(back_tnd)
-        weight = self.norm_in.weight
-        if normed is None:
-            normed, unit = rms_norm_again(kept.x_tc, rstd, weight)
+        normed, unit = self._norm_again(kept.x_tc, rstd, self.norm_in.weight, plan)
         dnormed = self.qkv.backward(normed, lows, dy_to, plan, need_dx)
         if dnormed is None:
             return None
-        return self._norm_backward(dnormed, unit, rstd, weight, plan).add_(dmiddle_tc)
+        return self._norm_backward(dnormed, unit, rstd, self.norm_in.weight, plan).add_(dmiddle_tc)
 
     def attention_in(
         self, x_tc: torch.Tensor, plan: Plan, turn: Rotation
     ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
         """Rotated q and k, and v, as `[T, heads, D]`; and what the backward pass needs."""
         tokens = x_tc.shape[0]
-        normed, unit, rstd = self._norm("in", x_tc, self.norm_in.weight, plan)
+        normed, rstd = self._norm(x_tc, self.norm_in.weight, plan)
         y_to, lows = self.qkv.forward(normed, plan)
         y_tnd = y_to.view(tokens, -1, self.head_size)
         heads_tnd = raw_tnd = y_tnd[:, : self.heads]
-        head_unit = head_rstd = None
+        head_rstd = None
         if self.head_norm_nd is not None:
-            heads_tnd, head_unit, head_rstd = self._norm("heads", raw_tnd, self.head_norm_nd, plan)
+            heads_tnd, head_rstd = self._norm(raw_tnd, self.head_norm_nd, plan)
         qk_tnd = plan.place((self.index, "qk"), heads_tnd.shape, x_tc)
         turn.turn(heads_tnd, qk_tnd)
         outputs = (qk_tnd[:, : self.q_heads], qk_tnd[:, self.q_heads :], y_tnd[:, self.heads :])
-        if unit is None:
-            normed = None
-        return outputs, (normed, unit, rstd, raw_tnd, head_unit, head_rstd, lows)
+        return outputs, (rstd, raw_tnd, head_rstd, lows)
 
-    def _norm(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, plan: Plan
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """The normalised input; that without the weight, where there is room to keep both; its scale."""
-        out, unit = (plan.spare((self.index, name, kind), x.shape, x) for kind in ("normed", "unit"))
-        if out is None:
-            unit = None
-        normed, rstd = rms_norm(x, weight, self.eps, out=out, unit=unit)
-        return normed, unit, rstd
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm(x, weight, self.eps, out=plan.spare("normed", x.shape, x))
+
+    def _norm_again(
+        self, x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, plan: Plan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, unit = plan.spare("normed", x.shape, x), plan.spare("unit", x.shape, x)
+        return rms_norm_again(x, rstd, weight, out=out, unit=unit)
 
     def _norm_backward(
         self, dy: torch.Tensor, unit: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, plan: Plan
@@ -172,30 +167,19 @@ class DecoderLayer:
 
     def gated_mlp(self, x_tc: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, Any]:
         """The input plus its gated MLP; and what the backward pass needs."""
-        normed, unit, rstd = self._norm("out", x_tc, self.norm_out.weight, plan)
+        normed, rstd = self._norm(x_tc, self.norm_out.weight, plan)
         both_ti, lows_in = self.gate_up.forward(normed, plan)
         gate, up = both_ti.chunk(2, dim=-1)
-        room = plan.spare((self.index, "silu"), gate.shape, gate)
-        if room is None:
-            silu, gated = None, functional.silu(gate).mul_(up)
-        else:
-            silu = torch.ops.aten.silu.out(gate, out=room)
-            gated = torch.mul(silu, up, out=plan.spare((self.index, "gated"), gate.shape, gate))
-        out_tc, lows_out = self.down.forward(gated, plan)
-        if unit is None:
-            normed = None
-        if silu is None:
-            gated = None
-        return out_tc.add_(x_tc), (normed, unit, rstd, both_ti, silu, gated, lows_in, lows_out)
+        out_tc, lows_out = self.down.forward(_silu(gate, plan).mul_(up), plan)
+        return out_tc.add_(x_tc), (rstd, both_ti, lows_in, lows_out)
 
     def _gated_mlp_backward(
         self, dy_tc: torch.Tensor, x_tc: torch.Tensor, kept: Any, plan: Plan
     ) -> torch.Tensor:
-        normed, unit, rstd, both_ti, silu, gated, lows_in, lows_out = kept
+        rstd, both_ti, lows_in, lows_out = kept
         gate, up = both_ti.chunk(2, dim=-1)
-        if silu is None:
-            silu = functional.silu(gate)
-            gated = silu * up
+        silu = _silu(gate, plan)
+        gated = torch.mul(silu, up, out=plan.spare("gated", silu.shape, silu))
         dgated = self.down.backward(gated, lows_out, dy_tc, plan, True)
         assert dgated is not None
         dboth = plan.place("dboth", both_ti.shape, both_ti)
@@ -203,8 +187,7 @@ class DecoderLayer:
         torch.mul(dgated, silu, out=dup)
         torch.ops.aten.silu_backward.grad_input(dgated.mul_(up), gate, grad_input=dgate)
         weight = self.norm_out.weight
-        if normed is None:
-            normed, unit = rms_norm_again(x_tc, rstd, weight)
+        normed, unit = self._norm_again(x_tc, rstd, weight, plan)
         dnormed = self.gate_up.backward(normed, lows_in, dboth, plan, True)
         assert dnormed is not None
         return self._norm_backward(dnormed, unit, rstd, weight, plan).add_(dy_tc)
@@ -272,11 +255,9 @@ class Decoder:
             before = x_tc
             x_tc, one = layer.forward(before, plan, turn)
             kept.append((before, None if plan.checkpoint else one))
-        out, unit = (plan.spare(name, x_tc.shape, x_tc) for name in ("hidden", "unit"))
-        if out is None:
-            unit = None
-        hidden, rstd = rms_norm(x_tc, self.norm.weight, self.eps, out=out, unit=unit)
-        return DecoderPass(self, plan, turn, kept, x_tc, unit, rstd, hidden)
+        room = plan.spare("hidden", x_tc.shape, x_tc)
+        hidden, rstd = rms_norm(x_tc, self.norm.weight, self.eps, out=room)
+        return DecoderPass(self, plan, turn, kept, x_tc, rstd, hidden)
 
 
 @dataclass(slots=True)
@@ -288,17 +269,16 @@ class DecoderPass:
     turn: Rotation
     kept: list[tuple[torch.Tensor, _Kept | None]]
     last_tc: torch.Tensor
-    unit: torch.Tensor | None
     rstd: torch.Tensor
     hidden: torch.Tensor
 
     def backward(self, dhidden: torch.Tensor) -> None:
         """Add the adapters' gradients to the plan's buffers, given that of the hidden states, used up."""
         weight = self.decoder.norm.weight
-        unit = rms_norm_again(self.last_tc, self.rstd, weight)[1] if self.unit is None else self.unit
-        work = self.plan.spare("norm", dhidden.shape, dhidden)
+        shape, spare = dhidden.shape, self.plan.spare
+        unit = rms_norm_again(self.last_tc, self.rstd, weight, unit=spare("unit", shape, dhidden))[1]
         dx: torch.Tensor | None = rms_norm_backward(
-            dhidden, unit, self.rstd, weight, out=dhidden if self.unit is not None else None, work=work
+            dhidden, unit, self.rstd, weight, out=dhidden, work=spare("norm", shape, dhidden)
         )
         for layer in reversed(self.decoder.layers):
             x_tc, kept = self.kept.pop()
@@ -306,6 +286,14 @@ class DecoderPass:
                 kept = layer.forward(x_tc, self.plan, self.turn)[1]
             assert dx is not None
             dx = layer.backward(dx, kept, self.plan, self.turn, bool(self.kept))
+
+
+def _silu(x: torch.Tensor, plan: Plan) -> torch.Tensor:
+    room = plan.spare("silu", x.shape, x)
+    if room is None:
+        return functional.silu(x)
+    found: torch.Tensor = torch.ops.aten.silu.out(x, out=room)
+    return found
 
 
 def _known(layer: Any, config: Any) -> bool:

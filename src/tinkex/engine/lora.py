@@ -130,10 +130,9 @@ class LoraGroup:
             if grads is not None:
                 add_product(grads.group_bt[name][0], low_rt, dy, scale)
         else:
-            dlow_rt, rank = torch.empty_like(low_rt), adapter.rank
-            members = zip(
-                bts, low_rt.split(rank), dlow_rt.split(rank), dy.split(self.sizes, 1), strict=True
-            )
+            dlow_rt = torch.empty_like(low_rt)
+            lows, dlows = low_rt.chunk(self.members), dlow_rt.chunk(self.members)
+            members = zip(bts, lows, dlows, dy.split_with_sizes(self.sizes, 1), strict=True)
             for m, (bt, low, dlow, dy_m) in enumerate(members):
                 torch.mm(bt, dy_m.t(), out=dlow)
                 if grads is not None:
@@ -175,7 +174,7 @@ class LoraGroup:
                 folded = torch.addmm(weight_oi, bts[0].t(), tensors.group_a[name], alpha=scale)
             else:
                 folded = torch.empty_like(weight_oi)
-                places = zip(weight_oi.split(self.sizes), folded.split(self.sizes), strict=True)
+                places = zip(*(x.split_with_sizes(self.sizes) for x in (weight_oi, folded)), strict=True)
                 for (weight, out), path, bt in zip(places, self.paths, bts, strict=True):
                     torch.addmm(weight, bt.t(), tensors.a[path], alpha=scale, out=out)
             adapter.folded[name] = folded

@@ -78,7 +78,7 @@ class Plan:
         sizes = self.scratch.get("sizes")
         if sizes is None:
             sizes = self.scratch["sizes"] = [segment.end - segment.start for segment in self.segments]
-        found: Sequence[torch.Tensor] = x.split(sizes)
+        found: Sequence[torch.Tensor] = x.split_with_sizes(sizes)
         return found
 
     @property

@@ -9,36 +9,33 @@ import torch
 
 
 def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    out: torch.Tensor | None = None,
-    unit: torch.Tensor | None = None,
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised input times `weight`, and the reciprocal root mean square of each row.
 
-    `out` and `unit`, given together for float32 and float64 inputs on a CPU, take the result and the
-    normalised input without the weight.
+    `out`, a place for the result, is for float32 and float64 inputs only.
     """
     if _fused(x, weight):
         y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)
         return y, rstd
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    rstd = torch.mul(wide, wide, out=unit).mean(-1, keepdim=True).add_(eps).rsqrt_()
-    if unit is not None and out is not None:
-        return torch.mul(torch.mul(wide, rstd, out=unit), weight, out=out), rstd
-    return _weighted(wide * rstd, x.dtype, weight), rstd
+    rstd = torch.mul(wide, wide, out=out).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return _weighted(torch.mul(wide, rstd, out=out), x.dtype, weight), rstd
 
 
 def rms_norm_again(
-    x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
+    x: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    unit: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of `rms_norm` once more, and what `rms_norm_backward` wants of the input."""
-    unit = (x if x.dtype == rstd.dtype else x.to(rstd.dtype)) * rstd
+    unit = torch.mul(x if x.dtype == rstd.dtype else x.to(rstd.dtype), rstd, out=unit)
     if _fused(x, weight):
         return unit.to(x.dtype) * weight, x
-    return (unit if unit.dtype == x.dtype else unit.to(x.dtype)) * weight, unit
+    return torch.mul(unit if unit.dtype == x.dtype else unit.to(x.dtype), weight, out=out), unit
 
 
 def rms_norm_backward(
