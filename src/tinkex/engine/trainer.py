@@ -30,6 +30,9 @@ from .plan import Plan, Segment
 from .workspace import Workspace
 
 TOKEN_BUDGET = {"cpu": 1024, "cuda": 16384}
+"""Tokens of a micro-batch, by device; those of very small models on a CPU are larger."""
+SMALL_BATCH = 1 << 17
+"""Hidden values below which a micro-batch on a CPU costs more in calls than in arithmetic."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,10 @@ class Trainer:
         self.base = base
         self.head = Head(base.unembed_weight, chunk_rows=chunk_rows)
         kind = base.device.type
-        self.token_budget = token_budget or TOKEN_BUDGET.get(kind, TOKEN_BUDGET["cpu"])
+        budget = TOKEN_BUDGET.get(kind, TOKEN_BUDGET["cpu"])
+        if kind == "cpu":
+            budget = max(budget, SMALL_BATCH // base.hidden_size)
+        self.token_budget = token_budget or budget
         self.checkpoint_activations = checkpoint_activations
         self.deterministic = deterministic
         wide = base.dtype in (torch.float32, torch.float64)
