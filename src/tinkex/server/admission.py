@@ -119,6 +119,10 @@ def _datum(index: int, datum: ClientDatum, needs: Sequence[str], context: int) -
     inputs: dict[str, Array | SparseRows] = {}
     for name, tensor in given.items():
         array = inputs[name] = _array(tensor)
+        if name == TARGETS and tensor.dtype != "int64":
+            raise Problem(
+                400, f"data[{index}].loss_fn_inputs[{name!r}]: expected int64, got {tensor.dtype}"
+            )
         if name == TARGETS or name in needs or name == "weights":
             rows = array.shape[0] if array.shape else 0
             if rows != length:

@@ -25,7 +25,7 @@ from .problems import NotFound, Problem
 from .records import SamplerRow
 from .sampling import RunningSample
 from .store import Put
-from .works import find_checkpoint
+from .works import check_number, find_checkpoint
 from .world import LiveSampler, loose_name
 
 KEEP_ALIVE = 15.0
@@ -40,6 +40,7 @@ async def _create(ask: Ask) -> Answer:
     body, service = ask.body, ask.service
     assert isinstance(body, CreateSamplingSessionRequest)
     session = open_session(ask, body.session_id)
+    check_number("sampling_session_seq_id", body.sampling_session_seq_id)
     id = paths.sampling_session_id(session.row.id, body.sampling_session_seq_id)
     if id in service.world.samplers:
         return CreateSamplingSessionResponse(sampling_session_id=id)

@@ -22,7 +22,7 @@ from .operations import CreateWork, Work
 from .problems import NotFound, Problem
 from .records import AuditRow, LossRow, ModelRow, OperationRow
 from .store import Note, Put
-from .works import check_lora, check_optimizer, find_checkpoint, make_work
+from .works import check_lora, check_number, check_optimizer, find_checkpoint, make_work
 from .world import LiveModel, LiveSession
 
 TICKET = b'{"request_id":"%b","model_id":"%b"}'
@@ -42,6 +42,7 @@ def ticket_reply(id: str, model_id: str) -> Answer:
 async def _create_model(ask: Ask) -> Answer:
     body, service = ask.body, ask.service
     assert isinstance(body, CreateModelRequest)
+    check_number("model_seq_id", body.model_seq_id)
     id = paths.model_id(body.session_id, body.model_seq_id)
     if await known(ask, f"{id}:0"):
         return ticket_reply(f"{id}:0", id)
@@ -297,6 +298,7 @@ async def _load(ask: Ask) -> Answer:
         return await accept(ask, body.model_id, body.seq_id)
     if body.session_id is None or body.model_seq_id is None:
         raise Problem(400, "model_id: give it, or session_id and model_seq_id to create a model")
+    check_number("model_seq_id", body.model_seq_id)
     id = paths.model_id(body.session_id, body.model_seq_id)
     if await known(ask, f"{id}:0"):
         return ticket_reply(f"{id}:0", id)
@@ -337,6 +339,7 @@ async def _lend(ask: Ask, path: str, token: str) -> None:
 async def _custom_loss(ask: Ask) -> Answer:
     body, service = ask.body, ask.service
     assert isinstance(body, CreateCustomLossRequest)
+    check_number("custom_loss_seq_id", body.custom_loss_seq_id)
     id = f"{body.session_id}:loss:{body.custom_loss_seq_id}"
     if await known(ask, id):
         return UntypedAPIFuture(request_id=id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -23,6 +25,9 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _CONTENT_LENGTH = b"content-type", b"content-e
 _PROTOBUF = PROTOBUF.encode()
 _WHOLE = frozenset({"limit", "offset"})
 """Query values that are numbers."""
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class _Numbered(msgspec.Struct):
@@ -82,11 +87,23 @@ def understand(
             return None, body
         if route.name == "forward_backward" and _PROTOBUF in headers.get(_CONTENT_TYPE, b""):
             return decode_request(body), body
+        if _SURROGATE.search(body):
+            _check_text(body)
         return decode(route.server_request, body or b"{}"), body
     except BodyTooLarge as problem:
         raise Problem(413, str(problem)) from None
     except InvalidArgumentError as problem:
         raise Problem(422, str(problem)) from None
+
+
+def _check_text(body: bytes) -> None:
+    """Refuse half of a surrogate pair: a text with it can be neither stored nor sent."""
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Problem(422, "the body is not JSON: a text in it holds half of a surrogate pair") from None
+    except (ValueError, RecursionError):
+        return  # whatever else is wrong with it is said by those who read it
 
 
 def number_in(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, int]:

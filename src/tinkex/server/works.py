@@ -117,6 +117,12 @@ def _step(body: Any) -> StepWork:
     return StepWork(values)
 
 
+def check_number(field: str, number: int) -> None:
+    """Refuse a client's number of a model, sampling session or loss that no client counts to."""
+    if not 0 <= number < 1 << 31:
+        raise Problem(400, f"{field}: {number} is not between 0 and {(1 << 31) - 1}")
+
+
 def check_optimizer(config: OptimizerConfig) -> dict[str, Any]:
     """An optimizer that is offered here."""
     if config.type not in OPTIMIZERS:
@@ -255,6 +261,7 @@ async def _save_sampler(
         return SaveSamplerWork(made, folder)
     if body.sampling_session_seq_id is None:
         raise Problem(400, "path: give a name, or sampling_session_seq_id for an unnamed sampler")
+    check_number("sampling_session_seq_id", body.sampling_session_seq_id)
     session = model.session.row
     id = paths.sampling_session_id(session.id, body.sampling_session_seq_id)
     if id in service.world.samplers:

@@ -111,9 +111,9 @@ def parse(body: bytes | bytearray | memoryview) -> Any:
     """JSON bytes as plain data; a bare NaN or Infinity, as Python's json module writes it, is read too."""
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         try:
-            return json.loads(bytes(body))
+            return json.loads(bytes(body).decode())
         except (ValueError, RecursionError):
             raise InvalidArgumentError(f"the body is not JSON: {problem}") from None
 
