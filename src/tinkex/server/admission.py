@@ -64,7 +64,9 @@ def admit_pass(
             400, f"data: {len(data)} examples, between 1 and {limits.datums} are allowed in a request"
         )
     needs = LOSS_INPUTS[request.loss_fn]
-    rows = [_datum(index, datum, needs, facts.context) for index, datum in enumerate(data)]
+    # A loss's bounds may be given for each token too.
+    aligned = frozenset((TARGETS, "weights", *needs, *LOSS_SETTINGS[request.loss_fn]))
+    rows = [_datum(index, datum, needs, aligned, facts.context) for index, datum in enumerate(data)]
     if request.loss_fn == "cross_entropy":
         _check_weights(rows)
     total = sum(len(row.tokens) for row in rows)
@@ -106,7 +108,9 @@ def check_settings(
     return {"graph": encode({"inputs": found.inputs, "nodes": found.graph.nodes}).decode()}
 
 
-def _datum(index: int, datum: ClientDatum, needs: Sequence[str], context: int) -> Datum:
+def _datum(
+    index: int, datum: ClientDatum, needs: Sequence[str], aligned: frozenset[str], context: int
+) -> Datum:
     tokens = _text(datum.model_input, f"data[{index}].model_input")
     length = len(tokens)
     if not length:
@@ -123,7 +127,7 @@ def _datum(index: int, datum: ClientDatum, needs: Sequence[str], context: int) -
             raise Problem(
                 400, f"data[{index}].loss_fn_inputs[{name!r}]: expected int64, got {tensor.dtype}"
             )
-        if name == TARGETS or name in needs or name == "weights":
+        if name in aligned:
             rows = array.shape[0] if array.shape else 0
             if rows != length:
                 raise Problem(
