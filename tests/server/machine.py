@@ -171,6 +171,14 @@ class Machine:
             self.store = None
         self.folders.close()
 
+    async def reopen(self) -> None:
+        """Stop as Ctrl-C does, and start again on what was written."""
+        kept = self.store
+        await self.stop()
+        if isinstance(kept, MemoryStore):
+            self.store = kept.copy()
+        await self.start()
+
     async def restart(self) -> None:
         """Crash, and start again on what was written; a moment passes meanwhile."""
         await self.crash()

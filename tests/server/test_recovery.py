@@ -325,13 +325,7 @@ def test_a_server_that_was_stopped_goes_on_too(kind: str, tmp_path: Path):
         await ann.train(model, 1)
         await ann.done(await ann.step(model, 2))
         before = state_of(server.engine)
-        if kind == "memory":
-            server.store, kept = server.store, server.store.copy()
-            await server.stop()
-            server.store = kept
-        else:
-            await server.stop()
-        await server.start()
+        await server.reopen()
         await ann.done(await ann.train(model, 3))
         assert state_of(server.engine).weights == before.weights
         assert state_of(server.engine).steps == 1
