@@ -22,6 +22,7 @@ Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
+    "conformance": ("conformance", "check whether a server speaks the protocol"),
     "version": ("version", "show the version"),
 }
 """Command -> the file it is in, and what it does."""

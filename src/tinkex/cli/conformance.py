@@ -1,0 +1,106 @@
+"""`tinkex conformance`: does a server speak the protocol, and are its numbers right?"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+
+from ..config import Config
+from ..conformance.checks import Check, chosen
+from ..conformance.report import Outcome, Report
+from ..conformance.runner import run_checks
+from ..conformance.suite import all_checks
+from ..conformance.surroundings import Surroundings
+from .main import Parser
+from .output import Output, UsageError
+
+_RESULT_WIDTH = 6
+
+
+def register(parser: Parser) -> None:
+    """Fill the command's parser."""
+    parser.add_argument("--base-url", metavar="URL", help="the server (default: TINKER_BASE_URL)")
+    parser.add_argument("--api-key", metavar="KEY", help="a key for it (better: TINKER_API_KEY)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the base model to use (default: the first on offer)"
+    )
+    parser.add_argument("--only", metavar="PATTERN", action="append", default=[],
+                        help="only checks with this in their name; may be said several times")  # fmt: skip
+    parser.add_argument(
+        "--slow", action="store_true", help="also what waits for a server's own time limits"
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0,
+                        help="how long one check may take [60]")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="show the checks, run none")
+    parser.epilog = (
+        "Checks are named after what they look at and the row of the protocol they are about. "
+        "The exit code is 0 if none failed and 1 otherwise. Small models, sessions and checkpoints are "
+        "made on the server and taken down again."
+    )
+    parser.command(_conformance)
+
+
+def _conformance(arguments: argparse.Namespace, out: Output) -> int:
+    checks = chosen(all_checks(), arguments.only, slow=arguments.slow or arguments.list)
+    if not checks:
+        raise UsageError(f"no check has {' or '.join(arguments.only)} in its name", "--list shows them all")
+    if arguments.list:
+        rows = [{"check": each.name, "slow": each.slow, "title": each.title} for each in checks]
+        out.table({"check": "CHECK", "slow": "SLOW", "title": "WHAT MUST HOLD"}, rows, name="checks")
+        return 0
+    config = Config.resolve(base_url=arguments.base_url, api_key=arguments.api_key)
+    # What goes wrong is told in the table; the client's own words would come in between.
+    logging.getLogger("tinkex").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = _run(config, arguments, checks, out)
+    if out.mode == "json":
+        out.document(report.document())
+    elif out.mode == "quiet":
+        for outcome in report.outcomes:
+            if outcome.result == "fail":
+                out.line(f"{outcome.check}: {outcome.seen}")
+    out.say(f"\n{report.summary}")
+    return 0 if report.good else 1
+
+
+def _run(config: Config, arguments: argparse.Namespace, checks: list[Check], out: Output) -> Report:
+    started = time.monotonic()
+    here = Surroundings(config, arguments.model)
+    table = _Table(out, checks)
+    outcomes = []
+    try:
+        for outcome in run_checks(here, checks, seconds=arguments.timeout, starting=table.starting):
+            outcomes.append(outcome)
+            table.ended(outcome)
+    finally:
+        here.close()
+    return Report(config.base_url, here.base_model, outcomes, time.monotonic() - started)
+
+
+class _Table:
+    """Rows as they come; on a terminal also what is being checked."""
+
+    def __init__(self, out: Output, checks: list[Check]) -> None:
+        self._out, self._count, self._done = out, len(checks), 0
+        self._width = max(len(check.name) for check in checks)
+        self._live = out.stderr.isatty()
+        out.say(f"{'CHECK'.ljust(self._width)}  {'RESULT'.ljust(_RESULT_WIDTH)}  WHAT WAS SEEN")
+
+    def starting(self, check: Check) -> None:
+        """Say what is being checked."""
+        self._done += 1
+        if self._live:
+            self._out.stderr.write(f"\r\x1b[K[{self._done}/{self._count}] {check.name} …")
+            self._out.stderr.flush()
+
+    def ended(self, outcome: Outcome) -> None:
+        """Show a row."""
+        if self._live:
+            self._out.stderr.write("\r\x1b[K")
+            self._out.stderr.flush()
+        result = outcome.result.upper() if outcome.result == "fail" else outcome.result
+        self._out.say(f"{outcome.check.ljust(self._width)}  {result.ljust(_RESULT_WIDTH)}  {outcome.seen}")
+        self._out.stdout.flush()
