@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tinkex.cli import conformance
+from tinkex.cli.main import Parser
 from tinkex.conformance.suite import all_checks
 from tinkex.testing import FakeServer, FakeService
 
 from .running import run, spawn
 
 KEY = "tml-somebody"
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -113,3 +118,20 @@ def test_address_and_key_may_come_from_the_environment(
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     done = run(capsys, "conformance", "--only", "wire/1.3/key")
     assert (done.code, done.err) == (0, "")
+
+
+def test_every_option_on_the_page_exists():
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    parser = Parser()
+    conformance.register(parser)
+    known = {word for action in parser._actions for word in action.option_strings}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page))
+    assert len(named) > 6
+    assert named <= known
+
+
+def test_the_checks_shown_on_the_page_exist():
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    shown = re.findall(r"^((?:journey|wire|numerics)/\S+)", page, re.MULTILINE)
+    assert len(shown) == 4
+    assert {*shown} <= {each.name for each in all_checks()}
