@@ -35,6 +35,7 @@ class Store:
         self.service = FakeService(clock=self.clock)
         self.life = timedelta(minutes=15)
         self.signatures = 0
+        self.signs_all = False  # also the files of checkpoints that were not exported
         self.asked: list[FakeRequest] = []
         self.spoil: Callable[[str, FakeRequest, FakeResponse], FakeResponse | None] = lambda *_: None
         self.archive: bytes | None = None
@@ -53,7 +54,8 @@ class Store:
     async def handle(self, request: FakeRequest) -> FakeResponse:
         if request.headers["host"] == "store.test":
             return self.serve(request)
-        if request.path.endswith("/external_weights_urls") and self.files:
+        exported = self.signs_all or "/external_weights/" in request.path
+        if request.path.endswith("/external_weights_urls") and self.files and exported:
             return self.sign()
         if request.path.endswith("/archive") and self.archive is not None:
             return self.sign_archive()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.client.rig import WAIT, Rig, eventually
-from tests.client.store import BIG, FILES, MEGABYTE, PATH, Store, cut_once, on_disk
+from tests.client.store import BIG, FILES, MEGABYTE, PATH, TRAINING, Store, cut_once, on_disk
 from tinkex.client.downloads import DownloadProgress
 from tinkex.client.portal import portal
 from tinkex.client.rest import RestClient
@@ -43,6 +43,20 @@ def test_a_checkpoint_arrives_whole(tmp_path: Path, form: str) -> None:
     for request in store.asked:
         assert not {name for name in request.headers if name.startswith(("x-", "authorization"))}
         assert request.headers["accept-encoding"] == "identity"
+
+
+def test_other_checkpoints_come_file_by_file_where_the_server_offers_that(tmp_path: Path) -> None:
+    store = Store()
+    store.signs_all = True
+    store.archive = b"not asked for"
+    digest = base64.b64encode(hashlib.sha256(FILES["adapter_config.json"]).digest()).decode()
+    store.digests["adapter_config.json"] = f"repr-digest: sha-256=:{digest}:"
+    store.get(tmp_path / "ck", TRAINING)
+    assert on_disk(tmp_path / "ck") == FILES
+    assert store.requests_for("archive") == []
+    store.digests["adapter_config.json"] = "repr-digest: sha-256=:" + "A" * 43 + "=:"
+    with pytest.raises(DownloadError):
+        store.get(tmp_path / "other", TRAINING)
 
 
 def test_it_works_over_http(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`tinkex`: finds the command, loads its file alone, runs it, and turns what goes wrong into one line.
 
-A command file has `register(parser, commands)`: it fills the parser, with `commands(parser)` for commands
-below it, and sets `run`, a function of the arguments and the output that returns the exit code.
+A command file has `register(parser)`: it fills the parser, with `parser.commands()` for commands below it,
+and names what runs, a function of the arguments and the output that returns the exit code.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from typing import Any, NoReturn, TypeAlias
 
 from .output import CommandError, Mode, Output, UsageError
 
-__all__ = ["COMMANDS", "Parser", "Run", "main"]
+__all__ = ["COMMANDS", "Parser", "Run", "main", "parser_of"]
 
 Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "auth": ("auth", "log in and out, and see whose key is in use"),
+    "model": ("model", "list the base models a server offers"),
+    "run": ("run", "list, show and delete training runs"),
+    "checkpoint": ("checkpoint", "list, publish, download and delete saved weights"),
+    "session": ("session", "list sessions and export their timelines"),
+    "billing": ("billing", "show usage and storage"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),
@@ -33,6 +39,9 @@ INTERRUPTED = 130
 class Parser(argparse.ArgumentParser):
     """Reads arguments; what it cannot read is an error like any other."""
 
+    shape: Any = None
+    examples = ""
+
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
@@ -41,15 +50,35 @@ class Parser(argparse.ArgumentParser):
         """Say what was not understood."""
         raise UsageError(message, f"see `{self.prog} --help`")
 
-    def command(self, run: Run) -> None:
-        """Make this the parser of a command that can be run."""
+    def command(self, run: Run, shape: Any = None, *, examples: str = "") -> None:
+        """Make this the parser of a command that can be run; `shape` is that of its JSON document."""
         self.set_defaults(run=run)
+        self.shape, self.examples = shape, examples
+        if examples:
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+            lines = (f"  {line}" for line in examples.splitlines())
+            self.epilog = "examples:\n" + "\n".join(lines).replace("%", "%%")
         add_modes(self)
 
     def commands(self) -> argparse._SubParsersAction[Parser]:
         """Commands below this one."""
         add_modes(self)
-        return self.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+        return self.add_subparsers(
+            title="commands", metavar="COMMAND", required=True, parser_class=Parser, action=_Commands
+        )
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """Commands whose own help begins with what the list says of them."""
+
+    def add_parser(self, name: str, **settings: Any) -> Any:
+        if settings.get("help"):
+            settings.setdefault("description", _sentence(settings["help"]))
+        return super().add_parser(name, **settings)
+
+
+def _sentence(does: str) -> str:
+    return f"{does[0].upper()}{does[1:]}."
 
 
 def add_modes(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         out.error(_told(error))
         return 1
+    finally:
+        out.end()
 
 
 def _run(given: list[str], out: Output) -> int:
@@ -112,12 +143,17 @@ def _command(name: str, rest: list[str], out: Output) -> int:
         raise UsageError(
             f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), "see `tinkex --help`"
         )
-    file, does = COMMANDS[name]
-    parser = Parser(prog=f"tinkex {name}", description=f"{does[0].upper()}{does[1:]}.")
-    importlib.import_module(f".{file}", __package__).register(parser)
-    chosen = parser.parse_args(rest)
+    chosen = parser_of(name).parse_args(rest)
     run: Run = chosen.run
     return run(chosen, out)
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a command, with those of the commands below it."""
+    file, does = COMMANDS[name]
+    parser = Parser(prog=f"tinkex {name}", description=_sentence(does))
+    importlib.import_module(f".{file}", __package__).register(parser)
+    return parser
 
 
 def _where(given: Sequence[str]) -> int:
@@ -160,7 +196,9 @@ def _told(error: Exception) -> CommandError:
     if os.environ.get("TINKEX_DEBUG"):
         raise error
     if isinstance(error, TinkerError):
-        return CommandError(str(error))
+        from .advice import told
+
+        return told(error)
     if isinstance(error, OSError) and error.strerror:
         return CommandError(f"{error.filename or 'the system'}: {error.strerror}")
     return CommandError(

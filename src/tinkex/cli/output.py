@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TextIO, TypeAlias
 
 __all__ = ["CommandError", "Mode", "Output", "UsageError"]
@@ -35,6 +35,16 @@ class Output:
     ) -> None:
         self.mode = mode
         self._stdout, self._stderr = stdout, stderr
+        self._undo: list[Callable[[], None]] = []
+
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """Have something undone when the command has ended."""
+        self._undo.append(undo)
+
+    def end(self) -> None:
+        """Undo what was changed for the command."""
+        while self._undo:
+            self._undo.pop()()
 
     @property
     def stdout(self) -> TextIO:
@@ -53,17 +63,21 @@ class Output:
         *,
         name: str,
         empty: str = "",
+        title: str = "",
+        essential: str = "",
+        data: Any = None,
     ) -> None:
-        """Rows under headings (field -> heading); as JSON `{name: rows}`, quietly the first column."""
+        """Rows under headings by field; as JSON `data`, else `{name: rows}`; quietly one field."""
         if self.mode == "json":
-            self.document({name: [dict(row) for row in rows]})
+            self.document({name: [dict(row) for row in rows]} if data is None else data)
         elif self.mode == "quiet":
-            first = next(iter(columns))
+            field = essential or next(iter(columns))
             for row in rows:
-                self.line(_cell(row.get(first)))
+                self.line(_cell(row.get(field)))
         elif not rows:
             self.line(empty or f"no {name}")
         else:
+            self.say(title)
             cells = [
                 list(columns.values()),
                 *([_cell(row.get(field)) for field in columns] for row in rows),
@@ -72,10 +86,12 @@ class Output:
             for line in cells:
                 self.line("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
 
-    def record(self, fields: Mapping[str, Any], *, essential: str, text: str = "") -> None:
-        """One thing; quietly only its essential field, for people a text or its fields below each other."""
+    def record(
+        self, fields: Mapping[str, Any], *, essential: str, text: str = "", data: Any = None
+    ) -> None:
+        """One thing; as JSON `data` or its fields, quietly the essential one, for people a text or all."""
         if self.mode == "json":
-            self.document(dict(fields))
+            self.document(dict(fields) if data is None else data)
         elif self.mode == "quiet":
             self.line(_cell(fields[essential]))
         elif text:
@@ -93,7 +109,7 @@ class Output:
 
     def say(self, text: str) -> None:
         """Prose, for people only."""
-        if self.mode == "table":
+        if self.mode == "table" and text:
             self.line(text)
 
     def line(self, text: str) -> None:
@@ -126,4 +142,8 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    text = str(value)
+    # Names and notes come from elsewhere: they must not move the cursor or open a new line.
+    return (
+        text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
+    )

@@ -1,4 +1,4 @@
-"""One look at a service: does it answer, and does it take this credential?"""
+"""One look at a service: does it answer, does it take this credential, and whose is that?"""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from .._version import SDK_VERSION
 from ..config import Config
 from ..errors import NotFoundError
 from ..net.caller import read_answer
+from ..net.credentials import find_credential
 from ..types.service import ClientConfigRequest, ClientConfigResponse
+from ..wire.bodies import ApiKeyResponse
 from ..wire.jsonbody import encode
 from ..wire.routes import route
 from .connection import Connection
 from .portal import portal
 
-__all__ = ["check_access"]
+__all__ = ["check_access", "describe_key", "revoke_key"]
 
 
 def check_access(config: Config) -> None:
@@ -30,3 +32,27 @@ async def _look(config: Config) -> None:
         settings = ClientConfigResponse()
     connection = Connection(config, settings=settings)
     await connection.caller.once(route("get_server_capabilities"))
+
+
+def describe_key(config: Config) -> ApiKeyResponse:
+    """What the service knows of the key in use; asked with the key itself, never with a token for it."""
+    return portal().run(_described(config))
+
+
+async def _described(config: Config) -> ApiKeyResponse:
+    response = await Connection(config).caller.once(
+        route("get_api_key"), credential=find_credential(config).reveal()
+    )
+    answer: ApiKeyResponse = read_answer(ApiKeyResponse, response)
+    return answer
+
+
+def revoke_key(config: Config) -> None:
+    """Have the service take the key in use no more."""
+    portal().run(_revoked(config))
+
+
+async def _revoked(config: Config) -> None:
+    await Connection(config).caller.once(
+        route("delete_api_key"), credential=find_credential(config).reveal()
+    )

@@ -1,4 +1,4 @@
-"""Downloading a checkpoint: exported ones file by file, others as an archive where the server has one."""
+"""Downloading a checkpoint: file by file where the server offers that, else as an archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
-from ..errors import DownloadError, InvalidArgumentError, NotFoundError
+from ..errors import BadRequestError, DownloadError, InvalidArgumentError, NotFoundError
 from ..net.caller import read_answer
 from ..net.transport import Response
 from ..types.checkpoint import ExternalWeightsUrlsResponse, ParsedCheckpointTinkerPath
@@ -99,10 +99,7 @@ class Download:
             self._tell,
         )
         try:
-            if self._source.checkpoint_type == "external":
-                files = await self._exported(fetcher)
-            else:
-                files = await self._archived(fetcher)
+            files = await self._exported(fetcher)
         finally:
             await fetcher.close()
         return DownloadedCheckpoint(self._source.tinker_path, self._staging.destination, files)
@@ -117,17 +114,22 @@ class Download:
                 follow_redirects=follow_redirects,
             )
 
-    # ---- exported checkpoints: one address a file
+    # ---- one address a file, with a digest to check it by; some servers offer it for exports alone
 
     async def _exported(self, fetcher: FileFetcher) -> dict[str, int]:
         urls = SignedUrls(self._sign_files, self._connection.clock)
+        external = self._source.checkpoint_type == "external"
         try:
             listed = await urls.names()
-        except NotFoundError as missing:
+        except (NotFoundError, BadRequestError) as refused:
+            if external and not isinstance(refused, NotFoundError):
+                raise
             try:  # a server that knows the checkpoint but not this way to it
                 return await self._archived(fetcher)
             except NotFoundError:
-                raise missing from None
+                if external:
+                    raise refused from None
+                raise
         if not listed:
             raise DownloadError(f"{self._source.tinker_path} has no files")
         safe = SafeNames()
@@ -157,7 +159,7 @@ class Download:
         answer: ExternalWeightsUrlsResponse = read_answer(ExternalWeightsUrlsResponse, response)
         return answer.urls, answer.expires
 
-    # ---- the others: an archive, where the server still has that route
+    # ---- an archive, where the server still has that route
 
     async def _archived(self, fetcher: FileFetcher) -> dict[str, int]:
         urls = SignedUrls(self._sign_archive, self._connection.clock)

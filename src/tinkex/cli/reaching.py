@@ -1,0 +1,81 @@
+"""How commands reach a server: which one, with how much patience, and where its clients' warnings go."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ..config import LOCAL, Config
+from .main import Parser
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..client.admin import AdminClient
+    from ..client.rest import RestClient
+    from ..client.service import ServiceClient
+
+__all__ = ["add_server", "admin", "config_of", "rest", "service"]
+
+_QUICK = 10.0
+"""For how many seconds a look at a list is tried; longer work keeps the client's own patience."""
+
+
+def add_server(parser: Parser) -> None:
+    """The option that names the server."""
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="the server to use (default: TINKER_BASE_URL, else the hosted one)",
+    )
+
+
+def config_of(arguments: argparse.Namespace, out: Output, **settings: Any) -> Config:
+    """The settings of a command's clients; from here on they warn through the command's output."""
+    _warn_through(out)
+    return Config.resolve(base_url=arguments.base_url, **settings)
+
+
+def rest(arguments: argparse.Namespace, out: Output) -> RestClient:
+    """A client for runs, checkpoints and sessions."""
+    from ..client.rest import RestClient
+
+    return RestClient(config=config_of(arguments, out, retry_seconds=_QUICK))
+
+
+def admin(arguments: argparse.Namespace, out: Output) -> AdminClient:
+    """A client for usage and storage."""
+    from ..client.admin import AdminClient
+
+    return AdminClient(config=config_of(arguments, out, retry_seconds=_QUICK))
+
+
+def service(arguments: argparse.Namespace, out: Output, **settings: Any) -> ServiceClient:
+    """A client that trains and samples; a server that does not answer is told at once."""
+    from ..client.access import check_access
+    from ..client.service import ServiceClient
+
+    config = config_of(arguments, out, **settings)
+    if config.base_url != LOCAL:
+        check_access(config)
+    return ServiceClient(config=config)
+
+
+def _warn_through(out: Output) -> None:
+    """Log lines and warnings of the clients as the command's own: one line each, JSON in JSON mode."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            out.warn(record.getMessage())
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        out.warn(str(message))
+
+    def undo() -> None:
+        logger.handlers, logger.propagate, warnings.showwarning = before
+
+    logger = logging.getLogger("tinkex")
+    before = logger.handlers, logger.propagate, warnings.showwarning
+    out.at_end(undo)
+    logger.handlers, logger.propagate, warnings.showwarning = [Handler(logging.WARNING)], False, show
