@@ -96,8 +96,8 @@ class EngineRoom:
             try:
                 await link.start()
             except EngineStartFailed as problem:
-                self.reason = f"the engine cannot start: {problem}"
-                log.error("%s; trying again in %.0f s", self.reason, pause)
+                self.reason = f"the engine cannot start: {str(problem).partition(chr(10))[0]}"
+                log.error("the engine cannot start: %s; trying again in %.0f s", problem, pause)
                 self.state = "down"
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -113,6 +113,8 @@ class EngineRoom:
         if self.state == "closed":
             return
         log.error("the engine of %s died: %s; starting it again", self.folder.name, reason)
+        # What follows the first line is the engine's own log: not for clients.
+        reason = reason.partition("\n")[0]
         self.state = "starting"
         self.reason = f"the engine died ({reason}) and is being started again"
         self.epoch += 1

@@ -95,6 +95,8 @@ class Operation:
     ticket: Ticket
     size: int = 0
     """Bytes of its body."""
+    deaths: int = 0
+    """How often the engine died while it had this operation."""
     ending: bool = False
     """Whether its end is being written down."""
 

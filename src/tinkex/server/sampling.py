@@ -35,6 +35,8 @@ from .engine_room import EngineRoom, SampleAnswer
 from .tickets import Bell, Ticket, sample_bytes
 
 log = logging.getLogger(__name__)
+MOST_DEATHS = 25
+"""An engine that dies so often under one sample is not asked for it again."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class RunningSample:
     bell: Bell = field(default_factory=Bell)
     """Rings with every step, for those who stream."""
     watched: bool = False
+    deaths: int = 0
+    """How often the engine died while it had this sample."""
     cache_hits: int = 0
     seen_tokens: int = 0
 
@@ -127,8 +131,11 @@ class SamplingDesk:
         self._versions.clear()
         self._loading.clear()
         self._streams.clear()
-        for sample in self._running.values():
+        for sample in list(self._running.values()):
+            sample.deaths += bool(sample.sequences)
             sample.sequences, sample.first_stream = [], -1
+            if sample.deaths > MOST_DEATHS:
+                self._fail(sample, f"the engine died {sample.deaths} times while it sampled", "server")
 
     def _send(self, sample: RunningSample) -> None:
         version = sample.version

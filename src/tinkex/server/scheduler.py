@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 JOINED_TOKENS = {"cpu": 8192}
 DEFAULT_JOINED_TOKENS = 65536
+MOST_DEATHS = 5
+"""An engine that dies so often over one operation, or over restoring one model, is spared it."""
 
 
 class Scheduler:
@@ -49,6 +51,9 @@ class Scheduler:
         self._ready: OrderedDict[str, LiveModel] = OrderedDict()
         """Models with an operation the engine could take now; who was served goes to the back."""
         self._training = False
+        self._suspect: Operation | None = None
+        """The operation that runs alone because the engine died while it had it."""
+        self._restoring: LiveModel | None = None
         self._under_way: dict[str, list[Operation]] = {}
         """By model, what the engine was told and has not answered, in order."""
         self._ended: list[tuple[Operation, Outcome]] = []
@@ -121,18 +126,21 @@ class Scheduler:
 
     def kick(self) -> None:
         """Begin rounds while the engine can take one; one without a pass leaves it free for the next."""
-        while self._ready and not self._training and self.room.up:
-            self._round()
+        while self._ready and not self._training and self._suspect is None and self.room.up:
+            models = self._next_models()
+            if not models:
+                return
+            self._round(models)
 
-    def _round(self) -> None:
+    def _round(self, models: Sequence[LiveModel]) -> None:
         kind = str(self.room.facts.get("device", "cpu")).partition(":")[0]
         left = JOINED_TOKENS.get(kind, DEFAULT_JOINED_TOKENS)
         passes: list[Operation] = []
         after: list[Operation] = []
-        for model in list(self._ready.values()):
+        for model in models:
             room_left = left
             taken = False
-            while (operation := model.line.head()) is not None:
+            while self._suspect is None and (operation := model.line.head()) is not None:
                 work = operation.work
                 if isinstance(work, PassWork):
                     if after and after[-1].model is model:
@@ -146,6 +154,8 @@ class Scheduler:
                     after.append(operation)
                 taken = True
                 model.line.take()
+                if operation.deaths:
+                    self._suspect = operation
                 self._under_way.setdefault(model.id, []).append(operation)
                 model.under_way += 1
                 if isinstance(work, UnloadWork):
@@ -157,6 +167,17 @@ class Scheduler:
             elif taken:
                 self._ready.move_to_end(model.id)
         self._tell(passes, after)
+
+    def _next_models(self) -> list[LiveModel]:
+        """Who takes part in a round: one model alone if the engine may have died of its operation.
+
+        Such a one waits until all models are restored, so that nothing else is near when it runs.
+        """
+        models = list(self._ready.values())
+        suspects = [model for model in models if (head := model.line.head()) is not None and head.deaths]
+        if suspects and not all(model.open for model in self.models.values()):
+            return [model for model in models if model not in suspects]
+        return suspects[:1] or models
 
     def _tell(self, passes: Sequence[Operation], after: Sequence[Operation]) -> None:
         room = self.room
@@ -213,6 +234,9 @@ class Scheduler:
 
     def _end(self, operation: Operation, outcome: Outcome) -> None:
         model = operation.model
+        if operation is self._suspect:
+            self._suspect = None
+            asyncio.get_running_loop().call_soon(self.kick)
         waiting = self._under_way.get(model.id)
         if waiting and waiting[0] is operation:
             waiting.pop(0)
@@ -290,12 +314,20 @@ class Scheduler:
         """Put back what was under way, in order; it runs again once its model is restored."""
         self._training = False
         self._ready.clear()
+        suspect, self._suspect = self._suspect, None
+        if self._restoring is not None:
+            self._restoring.deaths += 1
         for model in self.models.values():
             model.open = False
             back = self._under_way.pop(model.id, [])
-            for operation in reversed(back):
-                model.line.put_back(operation.seq, operation)
             model.under_way = 0
+            for operation in reversed(back):
+                operation.deaths += 1
+                if operation is suspect and operation.deaths > MOST_DEATHS:
+                    text = f"the engine died {operation.deaths} times while it ran this ({reason})"
+                    self._end(operation, Outcome(error=text, category="server"))
+                else:
+                    model.line.put_back(operation.seq, operation)
         for name in list(self._under_way):  # models that were removed while the engine was at work
             for operation in self._under_way.pop(name):
                 text = f"the engine died ({reason}) and the model is no longer loaded"
@@ -310,10 +342,15 @@ class Scheduler:
             epoch = self.room.epoch
             model = next((each for each in self.models.values() if not each.open), None)
             if model is None:
+                self.kick()
                 return
             # What has ended must be written before the store is asked what there is to replay.
             await self.service.settled()
+            self._restoring = model
             trouble = await recover(self.service, self.room, model)
+            self._restoring = None
+            if not trouble and model.deaths >= MOST_DEATHS:
+                trouble = f"the engine died {model.deaths} times while it was restored"
             if self.room.epoch != epoch:
                 continue  # that engine is gone; what it was told is to be told to the next
             if model.id not in self.models:  # it was unloaded meanwhile
@@ -322,7 +359,7 @@ class Scheduler:
             if trouble:
                 await self.service.corrupt(model, trouble)
                 continue
-            model.open = True
+            model.open, model.deaths = True, 0
             self.look(model)
 
 

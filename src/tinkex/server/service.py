@@ -104,6 +104,7 @@ class Service:
         self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
         self.draining = False
+        self._drained_by = 0.0
         self.housekeepers: list[Callable[[Service], Coroutine[Any, Any, None]]] = []
         """Called every `times.housekeeping` seconds."""
         self.sampling_rows: dict[str, int] = {}
@@ -153,9 +154,10 @@ class Service:
 
     async def drain(self) -> None:
         """Take no new work; return when running work has ended or had its time."""
-        self.draining = True
-        deadline = self.clock.monotonic() + self.options.times.drain
-        while self.busy and self.clock.monotonic() < deadline:
+        if not self.draining:
+            self.draining = True
+            self._drained_by = self.clock.monotonic() + self.options.times.drain
+        while self.busy and self.clock.monotonic() < self._drained_by:
             await self.clock.sleep(0.05)
 
     def release(self) -> None:

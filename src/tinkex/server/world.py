@@ -52,6 +52,8 @@ class LiveModel:
     """Paths that operations in line are going to save."""
     saved: dict[str, str] = field(default_factory=dict)
     """Where the files of its checkpoints lie, by path, for those that may be saved over."""
+    deaths: int = 0
+    """How often in a row the engine died while this model was restored."""
     watching: int | None = None
     """The missing number a timer is out for."""
 
