@@ -10,6 +10,7 @@ from ..engine.messages import Answer
 from . import handlers
 from .app import App, Page
 from .asks import HANDLERS
+from .doc_pages import PAGES
 from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
 from .engine_room import EngineRoom
@@ -72,7 +73,7 @@ def child_engines(
 
 def pages() -> Mapping[str, Page]:
     """What is served beside the API."""
-    return {PAGE: files_page, READY_PAGE: ready_page}
+    return {**PAGES, PAGE: files_page, READY_PAGE: ready_page}
 
 
 async def assemble(

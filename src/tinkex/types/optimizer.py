@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from .compounds import OneOf
+from .compounds import OneOf, Own
 from .identifiers import ModelID
 from .record import OpenRecord, Record
-from .rules import Bounds
+from .rules import Bounds, Schema
 
 __all__ = [
     "AdamOptimizerConfig",
@@ -111,6 +111,19 @@ class OptimStepRequest(Record):
             if name == "optim_params":
                 name = "adam_params" if isinstance(value, AdamParams) else "optimizer_params"
             yield name, value
+
+    @classmethod
+    def __schema__(cls, definitions: Schema) -> Schema:
+        schema = super().__schema__(definitions)
+        schema["properties"].pop("optim_params")
+        schema["properties"] |= {
+            "adam_params": Own(AdamParams).schema(definitions),
+            "optimizer_params": {
+                "anyOf": [Own(kind).schema(definitions) for kind in (DimuonParams, OptimParamsBase)]
+            },
+        }
+        either = [{"required": ["adam_params"]}, {"required": ["optimizer_params"]}]
+        return {**schema, "required": ["model_id"], "anyOf": either}
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> OptimStepRequest:
         """A copy, with some fields replaced."""

@@ -21,7 +21,8 @@ __all__ = [
 
 SEGMENTS: dict[CheckpointType, str] = {kind: segment for segment, kind in KINDS.items()}
 CLONE_BLOCK = 1_000_000_000  # a clone's sample numbers start at its id times this
-_NAME = re.compile(r"[A-Za-z0-9_.:=@+,~-]{1,255}")
+NAME = r"[A-Za-z0-9_.:=@+,~-]{1,255}"  # a checkpoint's name, as a regular expression
+_NAME = re.compile(NAME)
 
 parse = ParsedCheckpointTinkerPath.from_tinker_path
 
