@@ -45,6 +45,7 @@ def serve_tinkex(port: int, state: str) -> None:
     from tinkex.engine import messages as m
     from tinkex.server import handlers
     from tinkex.server.app import App
+    from tinkex.server.http_server import configure
     from tinkex.server.keys import KeyRing
     from tinkex.server.options import Limits, ModelSpec, ServerOptions
     from tinkex.server.service import Service
@@ -108,7 +109,8 @@ def serve_tinkex(port: int, state: str) -> None:
         keys = KeyRing(options.state / "keys.json", extra=options.api_key)
         assert handlers.ROOMS
         app = App(Service(options, store, keys, folders, Link))
-        config = uvicorn.Config(app, port=port, log_config=None, access_log=False, backlog=4096)
+        config = configure(options, app)
+        config.port = port
         await uvicorn.Server(config).serve()
 
     import uvloop
