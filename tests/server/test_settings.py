@@ -15,6 +15,7 @@ from tinkex.config import Secret
 from tinkex.errors import InvalidArgumentError
 from tinkex.server import config_file
 from tinkex.server.config_file import Value
+from tinkex.server.options import ServerOptions
 from tinkex.server.places import default_state
 from tinkex.server.settings import SETTINGS, Setting
 
@@ -130,3 +131,10 @@ def test_where_the_state_is(
 ):
     monkeypatch.setattr("tinkex.server.places.sys.platform", platform)
     assert default_state(environ).as_posix().endswith(ends)
+
+
+def test_a_state_folder_named_from_here_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    options = ServerOptions((), Path("state"))
+    monkeypatch.chdir(tmp_path.parent)
+    assert options.state == tmp_path / "state"

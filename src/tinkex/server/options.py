@@ -122,6 +122,8 @@ class ServerOptions:
     """Whether keys are traded for short-lived tokens."""
     server_losses: bool = True
     """Whether clients may have their custom losses run here."""
+    while_locked: Path | None = None
+    """A file: the server stops by itself once no other process holds a lock (flock) on it."""
     in_process: bool = False
     """Run engines in this process (for tests)."""
     snapshot_steps: int = 16
@@ -134,3 +136,7 @@ class ServerOptions:
     """Dollars per million tokens by usage kind, of `storage` per gigabyte and month; by default 0."""
     limits: Limits = Limits()
     times: Times = Times()
+
+    def __post_init__(self) -> None:
+        # Paths inside it are stored relative to it, and it must not move with the working folder.
+        object.__setattr__(self, "state", self.state.absolute())
