@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import errors
 from .output import CommandError
 
-__all__ = ["told"]
+__all__ = ["reason", "told"]
 
 # The first kind that fits counts, so the narrower ones stand first.
 _NEXT: tuple[tuple[type[errors.TinkerError], str], ...] = (
@@ -22,10 +22,17 @@ _NEXT: tuple[tuple[type[errors.TinkerError], str], ...] = (
 
 def told(error: errors.TinkerError) -> CommandError:
     """An error as one line and what to do next."""
+    return CommandError(reason(error), next((hint for kind, hint in _NEXT if isinstance(error, kind)), ""))
+
+
+def reason(error: Exception) -> str:
+    """What went wrong: in the server's own words, where it gave any."""
     message = str(error)
-    if isinstance(error, errors.APIConnectionError):
+    if isinstance(error, errors.APIStatusError):
+        said = error.body.get("detail") if isinstance(error.body, dict) else None
+        message = said if isinstance(said, str) and said else message
+    elif isinstance(error, errors.APIConnectionError):
         where = getattr(error.request, "url", "")
         if where and where not in message:
             message = f"no answer from {where.partition('/api/')[0]}: {message}"
-    message = " ".join([message, *getattr(error, "__notes__", ())])
-    return CommandError(message, next((hint for kind, hint in _NEXT if isinstance(error, kind)), ""))
+    return " ".join(" ".join([message, *getattr(error, "__notes__", ())]).split())

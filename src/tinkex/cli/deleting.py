@@ -20,6 +20,7 @@ FAILED = {"tinker_path": "text", "error": "text"}
 def delete_checkpoints(client: RestClient, paths: Sequence[str], out: Output) -> dict[str, str]:
     """Delete all that can be deleted; the others, and why not."""
     from ..errors import TinkerError
+    from .advice import reason
 
     failures: dict[str, str] = {}
     # All are started at once; the client sends a few at a time.
@@ -29,7 +30,7 @@ def delete_checkpoints(client: RestClient, paths: Sequence[str], out: Output) ->
             try:
                 future.result()
             except TinkerError as error:
-                failures[path] = " ".join(str(error).split())
+                failures[path] = reason(error)
             line.show(f"deleting {number:,} of {len(started):,}")
     return failures
 

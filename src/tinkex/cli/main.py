@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "checkpoint": ("checkpoint", "list, publish, download and delete saved weights"),
     "session": ("session", "list sessions and export their timelines"),
     "billing": ("billing", "show usage and storage"),
+    "chat": ("chat", "talk to a model, token by token"),
+    "sample": ("sample", "continue a prompt, or many"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),

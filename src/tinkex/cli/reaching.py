@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,13 @@ def _warn_through(out: Output) -> None:
 
     def undo() -> None:
         logger.handlers, logger.propagate, warnings.showwarning = before
+        tokenizers.setLevel(level)
 
-    logger = logging.getLogger("tinkex")
+    logger, tokenizers = logging.getLogger("tinkex"), logging.getLogger("transformers")
     before = logger.handlers, logger.propagate, warnings.showwarning
+    level = tokenizers.level
     out.at_end(undo)
     logger.handlers, logger.propagate, warnings.showwarning = [Handler(logging.WARNING)], False, show
+    # Tokenizers need no PyTorch, and how long a prompt may be the server knows best.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is loaded
+    tokenizers.setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..client.local_server import NEEDED
 from ..errors import InvalidArgumentError
 from ..server import config_file
 from ..server.config_file import Layer, Value
@@ -15,8 +16,7 @@ from ..server.settings import SETTINGS, Setting, closest, meanings
 from .main import Parser
 from .output import CommandError, Output, UsageError
 
-NEEDED = ("uvicorn", "torch", "transformers", "safetensors", "tokenizers")
-"""What a server needs beyond a client; looked for, not imported: engines are processes of their own."""
+__all__ = ["NEEDED"]
 
 _WRITTEN = {"flag": None, "whole": "N", "number": "N", "path": "PATH", "text": "TEXT", "secret": "KEY"}
 _GROUPS = {"limits": ("--limit", "VALUE"), "times": ("--time", "SECONDS")}
