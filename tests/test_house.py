@@ -31,7 +31,7 @@ LADDER: dict[str, set[str]] = {
     "wire": {"types"},
     "net": {"types", "wire"},
     "losses": {"types", "wire", "net"},
-    "client": {"types", "wire", "net", "losses"},
+    "client": {"types", "wire", "net", "losses", "models"},
     "auth": {"net", "client"},
     "conformance": {*_CLIENT_SIDE},
     "cli": {*_CLIENT_SIDE, "auth", "conformance", "server", "models"},

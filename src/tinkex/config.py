@@ -102,6 +102,11 @@ class Config:
     tokenizer_dir: str | None = None
     offline: bool = False
     circuit_breaker: bool = False
+    local_models: tuple[str, ...] = (
+        "nano",
+    )  # what a server of one's own has, as `tinkex serve --model` takes it
+    local_state: str | None = None  # its state folder
+    local_options: tuple[str, ...] = ()  # more arguments of `tinkex serve`
 
     @classmethod
     def resolve(
@@ -130,6 +135,8 @@ class Config:
             "proxy": _proxy(url, env),
             "no_proxy": env.get("no_proxy") or env.get("NO_PROXY") or "",
             "tokenizer_dir": env.get("TINKER_TOKENIZER_DIR") or None,
+            "local_models": tuple(each for each in env.get("TINKEX_MODEL", "").split(",") if each)
+            or ("nano",),
             "offline": _is_on(env, "TINKEX_OFFLINE", default=_is_on(env, "HF_HUB_OFFLINE", default=False)),
         }
         return cls(

@@ -69,7 +69,7 @@ async def serving(app: Echo, tmp_path: Path) -> AsyncIterator[tuple[HttpServer, 
         yield server, listener.getsockname()[1], task
     finally:
         app.drained.set()
-        server._told()
+        server.leave()
         await task
 
 

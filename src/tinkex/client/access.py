@@ -12,6 +12,7 @@ from ..wire.bodies import ApiKeyResponse
 from ..wire.jsonbody import encode
 from ..wire.routes import route
 from .connection import Connection
+from .local_server import reached
 from .portal import portal
 
 __all__ = ["check_access", "describe_key", "revoke_key"]
@@ -19,7 +20,7 @@ __all__ = ["check_access", "describe_key", "revoke_key"]
 
 def check_access(config: Config) -> None:
     """Raise what stands in the way of using a service; nothing is tried twice."""
-    portal().run(_look(config))
+    portal().run(_look(reached(config)))
 
 
 async def _look(config: Config) -> None:
@@ -36,7 +37,7 @@ async def _look(config: Config) -> None:
 
 def describe_key(config: Config) -> ApiKeyResponse:
     """What the service knows of the key in use; asked with the key itself, never with a token for it."""
-    return portal().run(_described(config))
+    return portal().run(_described(reached(config)))
 
 
 async def _described(config: Config) -> ApiKeyResponse:
@@ -49,7 +50,7 @@ async def _described(config: Config) -> ApiKeyResponse:
 
 def revoke_key(config: Config) -> None:
     """Have the service take the key in use no more."""
-    portal().run(_revoked(config))
+    portal().run(_revoked(reached(config)))
 
 
 async def _revoked(config: Config) -> None:

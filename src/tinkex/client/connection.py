@@ -34,6 +34,7 @@ from ..types.service import (
 )
 from ..wire.jsonbody import encode
 from ..wire.routes import route
+from .local_server import reached
 from .portal import portal
 
 __all__ = ["Connection", "Shared"]
@@ -96,7 +97,7 @@ class Connection:
         settings: ClientConfigResponse | None = None,
         dynamic: ClientDynamicConfigResponse | None = None,
     ) -> None:
-        self.config = config
+        self.config = reached(config)
         self.clock = clock or SystemClock()
         self._own_clock = clock
         self.hooks, self.metrics, self.teller = Hooks(), Metrics(), Teller(self.clock)

@@ -13,6 +13,7 @@ from ..errors import InvalidArgumentError
 from ..net.locks import new_lock
 from ..types.service import ClientConfigResponse, ClientDynamicConfigResponse
 from .connection import Connection
+from .local_server import join_again
 from .session import Session
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def _state(client: SamplingClient, *, with_credential: bool) -> dict[str, Any]:
             "client_config": connection.known_settings.model_dump(),
             "client_dynamic_config": connection.dynamic.model_dump(),
             "api_key": key,
+            # Where the key of a server of one's own lies; nobody else's client could use it.
+            **({"local_state": config.local_state} if config.local_state is not None else {}),
         },
         "record_stability_info": client.record_stability_info,
     }
@@ -82,6 +85,8 @@ def _restore(state: dict[str, Any], api_key: str | None, retry_config: Any) -> S
         api_key=api_key or held.get("api_key"),
         headers=held.get("default_headers_overrides") or {},
     )
+    if held.get("local_state") and config.api_key is None:
+        config = join_again(config, held["local_state"])
     session_id = state["session_id"]
     digest = (config.api_key or Secret("")).digest
     with _lock:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from .._version import SDK_VERSION
-from ..config import LOCAL, Config
-from ..errors import ClientClosedError, InvalidArgumentError, TinkerError
+from ..config import Config
+from ..errors import ClientClosedError, InvalidArgumentError
 from ..net.caller import read_answer
 from ..net.clock import Clock
 from ..net.lanes import make_transport
@@ -94,8 +94,6 @@ class RestCalls:
             self.holder = _holder
             return
         resolved = config or Config.resolve(base_url=base_url, api_key=api_key)
-        if resolved.base_url == LOCAL:
-            raise TinkerError(f"{name} starts no server of its own: pass the base_url of one that runs")
         self.holder = Session(Connection(resolved, clock=clock, make_transport=transport or make_transport))
 
     def __repr__(self) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..config import LOCAL, Config
-from ..errors import ClientClosedError, InvalidArgumentError, TinkerError
+from ..config import Config
+from ..errors import ClientClosedError, InvalidArgumentError
 from ..net.clock import Clock
 from ..net.events import Event
 from ..net.lanes import make_transport
@@ -25,6 +25,7 @@ from ..wire.paths import parse
 from ..wire.routes import route
 from .connection import Connection, MakeTransport
 from .future import Future, Progress
+from .local_start import WithLocalServer
 from .polling import wait_for_result
 from .portal import portal
 from .retry_config import RetryConfig
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ServiceClient"]
 
 
-class ServiceClient:
+class ServiceClient(WithLocalServer):
     """A connection to a service.  Making one does nothing yet; the first call opens a session.
 
     Use it as a context manager, or call `close()`, so that the server knows how the session ended.
@@ -74,17 +75,10 @@ class ServiceClient:
             user_metadata=dict(user_metadata or {}),
             telemetry=telemetry,
         )
-        if resolved.base_url == LOCAL:
-            raise _local_missing()
-        self.config = resolved
         self._connection = Connection(resolved, clock=clock, make_transport=transport or make_transport)
+        self.config = self._connection.config
         self._session = Session(self._connection)
         self._closing: Future[None] | None = None
-
-    @classmethod
-    def local(cls, model: str | None = None, **settings: Any) -> Self:
-        """Start a server of one's own and connect to it."""
-        raise _local_missing()
 
     def __repr__(self) -> str:
         return f"ServiceClient(base_url={self.config.base_url!r}, session_id={self._session.known_id!r})"
@@ -448,9 +442,3 @@ def _lora(
 
 class _NothingToTrain(InvalidArgumentError, AssertionError):
     """No part of the model was chosen (an AssertionError in the official SDK)."""
-
-
-def _local_missing() -> TinkerError:
-    return TinkerError(
-        "a local server is not part of this version yet: start one elsewhere and pass base_url=…"
-    )

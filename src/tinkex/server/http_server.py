@@ -132,7 +132,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def told(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self._told)
+            loop.call_soon_threadsafe(self.leave)
 
         before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -141,7 +141,8 @@ class HttpServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _told(self) -> None:
+    def leave(self) -> None:
+        """Stop; told a second time, at once."""
         self.signals += 1
         self.should_exit = True
         if self.signals > 1:

@@ -16,8 +16,12 @@ READY_PAGE = "readyz"
 
 
 async def ready_page(service: Service, path: str, headers: Mapping[bytes, bytes], query: bytes) -> Reply:
-    """200 when every engine is up, else 503; it needs no key and names nothing."""
+    """200 when every engine is up, else 503; it needs no key and names nothing.
+
+    `failing`: an engine could not start, and is tried again.
+    """
     up = sum(room.up for room in service.rooms.values())
-    status = "stopping" if service.draining else "ready" if service.ready else "starting"
+    waiting = "failing" if any(room.state == "down" for room in service.rooms.values()) else "starting"
+    status = "stopping" if service.draining else "ready" if service.ready else waiting
     facts = {"status": status, "engines": len(service.rooms), "engines_up": up}
     return json_reply(facts, 200 if status == "ready" else 503)

@@ -19,6 +19,7 @@ from .options import ServerOptions
 from .places import KEY_FILE, TOKEN_SECRET
 from .state_folder import StateFolder, StateInUse
 from .tokens import Tokens
+from .users import Users
 
 __all__ = ["Application", "CannotStart", "MakeApplication", "run"]
 
@@ -63,6 +64,8 @@ def run(
     if files is not None and files < FEW_FILES:
         log.warning("only %d files and connections may be open; raise it with ulimit -n", files)
     with contextlib.ExitStack() as stack:
+        # Let go of after the state folder: who waits for it can have that at once.
+        users = None if options.while_locked is None else stack.enter_context(Users(options.while_locked))
         folder = stack.enter_context(_state_folder(options))
         keys = KeyRing(options.state / KEY_FILE, extra=options.api_key, extra_owner=options.owner)
         keys.tokens = Tokens(options.state / TOKEN_SECRET, keys)
@@ -72,7 +75,7 @@ def run(
             options, keys, listener, None if made is None else made[1], mode, stdout or sys.stdout
         )
         runner = stack.enter_context(asyncio.Runner(loop_factory=_new_loop))
-        return runner.run(_serve(front, make or _assembled, folder))
+        return runner.run(_serve(front, make or _assembled, folder, users))
 
 
 async def _assembled(
@@ -147,13 +150,22 @@ class _Front:
             self._stdout.flush()
 
 
-async def _serve(front: _Front, make: MakeApplication, folder: StateFolder) -> int:
+async def _serve(front: _Front, make: MakeApplication, folder: StateFolder, users: Users | None) -> int:
     from .http_server import HttpServer, configure
 
     app = await make(front.options, front.keys, front.url, front.ready, folder)
     config = configure(front.options, app)
     server = HttpServer(config, listening=front.listening, drain=app.drain, release=app.release)
+    leaving = None if users is None else asyncio.create_task(_leave_with(users, server.leave))
     # An application that does not start has told the log why; some uvicorns leave the process then.
     with contextlib.suppress(SystemExit):
         await server.serve(sockets=[front.listener])
+    if leaving is not None:
+        leaving.cancel()
     return 0 if server.started else 1
+
+
+async def _leave_with(users: Users, leave: Callable[[], None]) -> None:
+    await users.gone()
+    log.info("nobody uses this server any more")
+    leave()
