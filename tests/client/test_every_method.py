@@ -96,8 +96,8 @@ ARGUMENTS: dict[type, dict[str, dict[str, Any]]] = {
 }
 # What these do needs no server, or ends the use of one.
 WITHOUT_A_SERVER = {
-    "close", "local", "local_async", "metrics", "prometheus", "on_event", "get_console_url", "get_telemetry",
-    "create", "get_sampler_handle", "from_sampler_handle", "on_queue_state_change",
+    "close", "local", "local_async", "metrics", "prometheus", "on_event", "get_console_url",
+    "get_telemetry", "create", "get_sampler_handle", "from_sampler_handle", "on_queue_state_change",
 }  # fmt: skip
 
 
