@@ -78,7 +78,7 @@ class Machine:
     options: dict[str, Any] = field(default_factory=dict)
     bases: Sequence[str] = (BASE,)
     hold: Sequence[type] = ()
-    """Kinds of messages the first engine holds back from the start."""
+    """Kinds of messages every new engine holds back from the start."""
     pages: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Machine:
                 vocab=VOCAB,
                 context=CONTEXT,
                 folder=self.folders.engine(folder),
-                hold=self.hold if not self.engines else (),
+                hold=self.hold,
             )
             self.engines.append(made)
             return made

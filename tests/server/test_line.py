@@ -121,6 +121,7 @@ class Lines(RuleBasedStateMachine):
         waiting = set(self.line)
         assert waiting | set(order) == self.entered
         assert not waiting & set(order)
+        assert self.line.missing not in self.gone  # what is gone is not waited for again
         ready = [number for number, _ in self.line.ready()]
         assert ready == sorted(ready)
         assert all(number > max(order, default=-1) for number in waiting if not self.line.too_late(number))

@@ -294,6 +294,52 @@ async def test_an_engine_that_cannot_start_is_tried_again_and_polls_say_why(serv
     await ann.done(ticket)
 
 
+@running()
+async def test_an_engine_that_dies_while_the_store_is_asked_what_to_replay(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.train(model, 1))
+    gate, replay = asyncio.Event(), server.store.replay
+
+    async def slow(*args: object) -> object:
+        await gate.wait()
+        return await replay(*args)
+
+    monkeypatch.setattr(server.store, "replay", slow)
+    await server.replace_engine()
+    ticket = await ann.step(model, 2)
+    await server.replace_engine()
+    gate.set()
+    await ann.done(ticket)
+    assert state_of(server.engine).steps == 1
+    assert server.service.world.models[model].row.state == "live"
+
+
+@running()
+async def test_a_model_unloaded_while_it_is_restored_leaves_the_engine(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    gate, replay = asyncio.Event(), server.store.replay
+
+    async def slow(*args: object) -> object:
+        await gate.wait()
+        return await replay(*args)
+
+    monkeypatch.setattr(server.store, "replay", slow)
+    await server.replace_engine()
+    ticket = await ann.step(model, 1)
+    await ann.ok("finish_session", {"reason": {"type": "success"}}, session_id=session)
+    gate.set()
+    assert (await ann.result(ticket))["category"] == "user"
+    await server.settle()
+    assert server.engine.models == {}
+
+
 # ---- the server dies
 
 

@@ -178,6 +178,25 @@ async def test_a_sample_cancelled_while_its_engine_is_gone_stays_cancelled(serve
     assert [each.request_id for each in told(server, Sample)] == [other]
 
 
+@running()
+async def test_cancelling_a_sample_of_a_lost_engine_leaves_those_of_the_next_alone(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    frozen = (await ann.done(await ann.freeze(model, 1, number=0)))["sampling_session_id"]
+    base = await ann.sampler(session, 1)
+    waiting = await ann.sample(frozen, 0, num_samples=8, params={"max_tokens": 100})
+    running_one = await ann.sample(base, 0, params={"max_tokens": 20})
+    await server.turns(6)
+    server.hold = [LoadSampler]  # the next engine is slow to load what was frozen
+    server.kill_engine()
+    await server.turns(8)
+    await ann.ok("cancel_future", {"request_id": waiting})
+    found = await ann.done(running_one)
+    alone = await ann.done(await ann.sample(base, 100, params={"max_tokens": 20}))
+    assert found["sequences"] == alone["sequences"]
+
+
 # ---- streams
 
 

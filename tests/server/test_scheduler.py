@@ -433,6 +433,10 @@ async def test_finishing_a_session_fails_what_its_models_have_in_line(server: Ma
     await server.settle()
     assert model not in server.engine.models
     assert server.service.queued["ann"] == [0, 0]
+    row = await server.store.get(ModelRow, model)
+    assert (row.state, row.note) == ("unloaded", "its session has ended")
+    text = await ann.refused("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
+    assert "session has ended" in text
 
 
 @running()
@@ -447,3 +451,49 @@ async def test_work_of_an_ended_session_ends_though_its_engine_died(server: Mach
     await server.replace_engine()
     assert (await ann.result(ticket))["category"] == "server"
     assert server.service.queued["ann"] == [0, 0]
+
+
+@running()
+async def test_what_arrives_while_its_session_ends_is_refused_or_fails(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    gate, storage = asyncio.Event(), server.store.storage
+
+    async def slow(*args: object) -> object:
+        await gate.wait()
+        return await storage(*args)
+
+    monkeypatch.setattr(server.store, "storage", slow)
+    saving = asyncio.ensure_future(ann("save_weights", {"model_id": model, "seq_id": 1, "path": "a"}))
+    await server.settle()
+    await ann.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+    gate.set()
+    answer = await saving
+    assert answer.status == 400
+    assert "session has ended" in answer.detail
+    assert await server.store.get(OperationRow, f"{model}:1") is None
+
+
+@running()
+async def test_what_arrives_while_it_is_given_up_is_too_late(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    model = await ann.model()
+    gate, storage = asyncio.Event(), server.store.storage
+
+    async def slow(*args: object) -> object:
+        await gate.wait()
+        return await storage(*args)
+
+    monkeypatch.setattr(server.store, "storage", slow)
+    saving = asyncio.ensure_future(ann.save(model, 1, "a"))
+    await ann.step(model, 2)
+    await server.wait(11)
+    await ann.done(f"{model}:2")
+    gate.set()
+    assert "too late" in (await ann.result(await saving))["error"]
+    assert told(server, model) == ["CreateAdapter", "step"]
