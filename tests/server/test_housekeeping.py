@@ -109,6 +109,7 @@ async def test_files_of_a_checkpoint_that_was_saved_over_go(server: Machine):
             assert server.store is not None
             row = await server.store.get(CheckpointRow, f"tinker://{model}/{segment}/ck")
             assert row is not None
+            assert row.size == sum(each.stat().st_size for each in (server.state / row.folder).iterdir())
             folders.append(server.state / row.folder)
         await server.until(lambda folders=folders: not any(each.exists() for each in folders[:-1]))
         assert folders[-1].is_dir()

@@ -152,7 +152,7 @@ class SaveSampler:
     """Freeze a model's weights for sampling; with a path they are written too, without one ephemeral.
 
     The answer's facts are `version` and `path`: the folder they are in, or will be in soon; None if the
-    engine has no folder for ephemeral ones.
+    engine has no folder for ephemeral ones; and `bytes`, the size of named ones.
     """
 
     epoch: int

@@ -163,7 +163,9 @@ class Operations:
         path = None if message.path is None else Path(message.path)
         version = self.weights.freeze(message.model, self._state(message.model).adapter, path)
         place = path or self.weights.where(version)
-        return self._done(message.request_id, version=version, path=None if place is None else str(place))
+        size = {} if path is None else {"bytes": sum(each.stat().st_size for each in path.iterdir())}
+        found = None if place is None else str(place)
+        return self._done(message.request_id, version=version, path=found, **size)
 
     def _load_sampler(self, message: LoadSampler) -> Answer:
         version = self.weights.load(

@@ -195,7 +195,9 @@ class NoopOperations:
         if path is not None:
             _write(path, model)
         self.versions[model.version] = model
-        return self._done(message, version=model.version, path=None if path is None else str(path))
+        size = {"bytes": (path / FILE).stat().st_size} if message.path and path else {}
+        where = None if path is None else str(path)
+        return self._done(message, version=model.version, path=where, **size)
 
     def _load_sampler(self, message: LoadSampler) -> Answer:
         model = replace(_read(Path(message.path)), gradient="", steps=0)
