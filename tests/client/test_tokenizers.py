@@ -445,3 +445,11 @@ def test_raw_text_for_a_chat_model_is_noticed_once(
         types.ModelInput.from_text(text, plain)
     given = [each for each in caught if issubclass(each.category, TinkexWarning)]
     assert len(given) == int(warned)
+
+
+def test_plain_tokenizers_are_used_where_they_are_wanted_and_enough(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    rig = Rig()
+    for wanted in (True, False):
+        trainer, _ = clients(rig, tokenizer_dir=str(folder), plain_tokenizers=wanted)
+        assert isinstance(trainer.get_tokenizer(), PlainTokenizer) is wanted

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "billing": ("billing", "show usage and storage"),
     "chat": ("chat", "talk to a model, token by token"),
     "sample": ("sample", "continue a prompt, or many"),
+    "train": ("train", "fine-tune a model on a file of conversations"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),

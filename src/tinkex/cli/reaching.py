@@ -35,7 +35,7 @@ def add_server(parser: Parser) -> None:
 def config_of(arguments: argparse.Namespace, out: Output, **settings: Any) -> Config:
     """The settings of a command's clients; from here on they warn through the command's output."""
     _warn_through(out)
-    return Config.resolve(base_url=arguments.base_url, **settings)
+    return Config.resolve(base_url=arguments.base_url, plain_tokenizers=True, **settings)
 
 
 def rest(arguments: argparse.Namespace, out: Output) -> RestClient:

@@ -7,6 +7,7 @@ and process, however many threads ask at the same time.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import fnmatch
 import importlib
 import logging
@@ -191,7 +192,7 @@ def tokenizer_for(connection: Connection, model_name: str, tokenizer_id: str | N
         folder = _served(connection, model_name)
         if folder is not None:
             source = TokenizerSource(model_name)  # whatever the hub has, these files hold no code
-    key = (source, folder, config.offline)
+    key = (source, folder, config.offline, config.plain_tokenizers)
     return _cache.get(key, lambda: _load(source, folder, config))
 
 
@@ -231,7 +232,7 @@ def _load(source: TokenizerSource, folder: str | None, config: Config) -> Any:
     if source.load is not None:
         return source.load()
     if folder is not None:
-        return _from_folder(source, folder)
+        return _from_folder(source, folder, config.plain_tokenizers)
     if source.id.startswith(_UNPUBLISHED):
         return _unpublished(source)
     try:
@@ -252,8 +253,11 @@ def _advice(source: TokenizerSource) -> str:
     )
 
 
-def _from_folder(source: TokenizerSource, folder: str) -> Any:
+def _from_folder(source: TokenizerSource, folder: str, preferred: bool) -> Any:
     plain = Path(folder, "tokenizer.json").is_file()
+    if preferred and plain:
+        with contextlib.suppress(TokenizerError):
+            return PlainTokenizer.from_folder(folder)
     auto = _transformers()
     try:
         if auto is None:
