@@ -463,6 +463,26 @@ def test_a_trap_is_pointed_out_once_with_the_way_around_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAPS)
+def test_a_warning_stands_at_the_line_of_the_program(name: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TRAPS[name][0]()
+    assert [each.filename for each in caught if issubclass(each.category, TinkexWarning)] == [__file__]
+
+
+def test_a_call_that_blocks_a_loop_is_named_as_the_program_wrote_it() -> None:
+    rig = Rig()
+    trainer = rig.client().create_lora_training_client(MODEL)
+    path = trainer.save_weights_for_sampler("a").result(WAIT).path
+
+    async def main() -> None:
+        trainer.create_sampling_client(path)
+
+    (text,) = given(lambda: asyncio.run(main()))
+    assert text.startswith("create_sampling_client() waits inside a running event loop")
+
+
+@pytest.mark.parametrize("name", TRAPS)
 def test_each_warning_can_be_switched_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, _ = TRAPS[name]
     monkeypatch.setenv("TINKEX_WARNINGS", "0")

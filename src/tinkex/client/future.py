@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..errors import ClientClosedError
-from ..notices import notice
+from ..notices import called, notice
 
 __all__ = ["APIFuture", "Future", "Progress"]
 
@@ -146,7 +146,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _about_to_block(self, method: str) -> None:
         if self._own_thread == threading.get_ident():
             raise RuntimeError(f"{method}() would block the thread that has to produce the result")
-        _warn_if_in_loop(method)
+        _warn_if_in_loop()
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Wait until the result is there; `TimeoutError` leaves the work running."""
@@ -226,13 +226,13 @@ _ENDED = (
 APIFuture = Future
 
 
-def _warn_if_in_loop(method: str) -> None:
+def _warn_if_in_loop() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     notice(
         "blocking-call",
-        f"{method}() was called inside a running event loop and blocks it; use `await future` "
-        "(or the `_async` form of the method that made it).",
+        f"{called()}() waits inside a running event loop and blocks it; use `await` on a future, "
+        "or the `_async` form of the method.",
     )
