@@ -496,6 +496,18 @@ def test_each_warning_can_be_switched_off(name: str, monkeypatch: pytest.MonkeyP
     assert len(caught) == 1, "the others stay on"
 
 
+def test_older_weights_may_be_a_reference_that_scores_texts() -> None:
+    def reference() -> None:
+        trainer = Rig().trainer()
+        sampler = trainer.save_weights_and_get_sampling_client()
+        trainer.forward_backward(data(1), "cross_entropy")
+        trainer.optim_step(ADAM).result(WAIT)
+        sampler.compute_logprobs(PROMPT).result(WAIT)
+        sampler.sample(PROMPT, 1, SHORT, include_prompt_logprobs=True).result(WAIT)
+
+    assert given(reference) == []
+
+
 def test_a_healthy_program_hears_nothing() -> None:
     def healthy() -> None:
         with Rig().client() as client:

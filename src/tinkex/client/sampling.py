@@ -286,7 +286,8 @@ class SamplingClient(Texts, QueueStateObserver):
             raise InvalidArgumentError(f"prompt_logprobs_last_n: must be 1 or more, got {last_n}")
         if last_n is not None and not prompt_logprobs:
             raise InvalidArgumentError("prompt_logprobs_last_n: needs include_prompt_logprobs=True")
-        self._look_at_weights()
+        if not prompt_logprobs:  # older weights that score a text are a reference, and meant to be old
+            self._look_at_weights()
         form: dict[str, Any] = {
             "num_samples": num_samples,
             "prompt": msgspec.Raw(encode(prompt)),
