@@ -101,7 +101,7 @@ class Config:
     no_proxy: str = ""
     tokenizer_dir: str | None = None
     offline: bool = False
-    plain_tokenizers: bool = False  # without transformers, which takes seconds to load, where that is enough
+    plain_tokenizers: bool = False  # where they are enough: transformers takes seconds to load
     circuit_breaker: bool = False
     local_models: tuple[str, ...] = (
         "nano",

@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("chat", "talk to a model, token by token"),
     "sample": ("sample", "continue a prompt, or many"),
     "train": ("train", "fine-tune a model on a file of conversations"),
+    "export": ("export", "write a checkpoint as a PEFT adapter, for transformers and vLLM"),
+    "merge": ("merge", "write an adapter into its base model, as a plain model"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),

@@ -8,7 +8,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ..config import LOCAL, Config
+from ..config import Config
 from .main import Parser
 from .output import Output
 
@@ -58,8 +58,7 @@ def service(arguments: argparse.Namespace, out: Output, **settings: Any) -> Serv
     from ..client.service import ServiceClient
 
     config = config_of(arguments, out, **settings)
-    if config.base_url != LOCAL:
-        check_access(config)
+    check_access(config)
     return ServiceClient(config=config)
 
 

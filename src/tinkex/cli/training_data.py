@@ -116,7 +116,7 @@ class Dataset:
             tokens, targets = tokens[:limit], weights[1:limit]
             if any(targets):
                 inputs = {"target_tokens": tokens[1:], "weights": targets}
-                examples.append(Datum(ModelInput.from_ints(tokens[:-1]), inputs))  # type: ignore[arg-type]
+                examples.append(Datum(ModelInput.from_ints(tokens[:-1]), inputs))
                 length += len(targets)
                 counted += sum(targets)
         if not examples:
