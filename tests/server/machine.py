@@ -78,7 +78,7 @@ class Machine:
     options: dict[str, Any] = field(default_factory=dict)
     bases: Sequence[str] = (BASE,)
     hold: Sequence[type] = ()
-    """Kinds of messages every new engine holds back from the start."""
+    """Kinds of messages the next new engine holds back from its start."""
     pages: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,6 +137,7 @@ class Machine:
                 folder=self.folders.engine(folder),
                 hold=self.hold,
             )
+            self.hold = ()
             self.engines.append(made)
             return made
 

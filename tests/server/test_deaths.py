@@ -49,3 +49,34 @@ async def test_an_operation_the_engine_always_dies_of_fails_and_others_do_not(se
     await bob.done(beside)
     await ann.done(after)
     assert (await ann.result(fatal))["error"] == failure["error"]
+
+
+@running()
+async def test_a_model_whose_restoring_always_kills_the_engine_is_given_up_and_others_are_not(
+    server: Machine,
+):
+    ann, bob = server.ann, server.bob
+    bad, good = await ann.model(), await bob.model()
+    await ann.done(await ann.train(bad, 1, datum([BAD, 1])))
+    await bob.done(await bob.train(good, 1, datum([1, 2])))
+    with allergic():
+        server.kill_engine("once")
+        waiting = await ann.step(bad, 2)
+        failure = await ann.result(waiting)
+        assert failure["category"] == "server"
+        assert "while it was restored" in failure["error"]
+        await bob.done(await bob.step(good, 2))
+    text = await ann.refused("optim_step", {"model_id": bad, "seq_id": 3, "adam_params": {}})
+    assert "corrupted" in text
+    assert set(server.engine.models) == {good}
+
+
+@running()
+async def test_a_model_restored_in_the_end_is_as_good_as_before(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.train(model, 1, datum([BAD, 1])))
+    with allergic():
+        server.kill_engine("once")
+        await server.until(lambda: len(server.engines) == scheduler.MOST_DEATHS)
+    await ann.done(await ann.step(model, 2))

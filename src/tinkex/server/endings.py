@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..engine.messages import BASE_VERSION, DropSampler
+from ..engine.messages import BASE_VERSION
 from .checkpoint_files import release
 from .records import AuditRow, ModelRow, SessionStatus
 from .store import Note, Put
@@ -53,7 +53,5 @@ def _drop_samplers(service: Service, session: LiveSession) -> None:
         if row.model_id is None or row.version == BASE_VERSION or row.version in used:
             continue
         used.add(row.version)
-        room = service.desk_of(row.base_model).room
-        room.tell(DropSampler(room.epoch, room.next_name(), row.version))
-        service.desk_of(row.base_model).thawed(row.version)
+        service.desk_of(row.base_model).thaw(row.version)
     service.spawn(release(service, [sampler.row for sampler in gone]))

@@ -247,6 +247,8 @@ async def _not_alive(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
         return ticket_reply(f"{model_id}:{seq_id}", model_id)
     if row.state == "corrupted":
         raise Problem(400, f"model {model_id!r} is corrupted: {row.note}")
+    if row.state == "live" and row.base_model not in ask.service.catalogue.by_name:
+        raise Problem(400, f"model {model_id!r} waits: {row.base_model!r} is not served here this time")
     why = row.note or "its session has ended"
     raise Problem(400, f"model {model_id!r} is not loaded: {why}; load a checkpoint into a new model")
 

@@ -18,6 +18,7 @@ from ..engine.messages import (
     Answer,
     Array,
     Cancel,
+    DropSampler,
     Failed,
     LoadSampler,
     Sample,
@@ -115,8 +116,9 @@ class SamplingDesk:
         """This engine has just frozen these weights."""
         self._versions.add(version)
 
-    def thawed(self, version: str) -> None:
-        """The engine was told to forget these weights."""
+    def thaw(self, version: str) -> None:
+        """Have the engine forget these weights."""
+        self.room.tell(DropSampler(self.room.epoch, self.room.next_name(), version))
         self._versions.discard(version)
 
     # ---- the engine's comings and goings

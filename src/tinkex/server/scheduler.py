@@ -29,7 +29,7 @@ from ..engine.messages import (
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
 from .recovery import recover
-from .store import Change, ForgetBodies, Put
+from .store import Change, ForgetBodies, Put, StoreFailed
 from .world import LiveModel
 
 if TYPE_CHECKING:
@@ -126,11 +126,16 @@ class Scheduler:
 
     def kick(self) -> None:
         """Begin rounds while the engine can take one; one without a pass leaves it free for the next."""
-        while self._ready and not self._training and self._suspect is None and self.room.up:
+        while self._ready and not self._training and self._suspect is None and self._may_begin:
             models = self._next_models()
             if not models:
                 return
             self._round(models)
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether new work may be begun; what waits when the server stops is for the next one."""
+        return self.room.up and not self.service.draining
 
     def _round(self, models: Sequence[LiveModel]) -> None:
         kind = str(self.room.facts.get("device", "cpu")).partition(":")[0]
@@ -344,13 +349,21 @@ class Scheduler:
             if model is None:
                 self.kick()
                 return
+            if model.deaths >= MOST_DEATHS:
+                text = f"the engine died {model.deaths} times while it was restored"
+                await self.service.corrupt(model, text)
+                continue
             # What has ended must be written before the store is asked what there is to replay.
             await self.service.settled()
             self._restoring = model
-            trouble = await recover(self.service, self.room, model)
-            self._restoring = None
-            if not trouble and model.deaths >= MOST_DEATHS:
-                trouble = f"the engine died {model.deaths} times while it was restored"
+            try:
+                trouble = await recover(self.service, self.room, model)
+            except StoreFailed as problem:
+                log.error("the store cannot be read: %s; trying again", problem)
+                await self.service.clock.sleep(1.0)
+                continue
+            finally:
+                self._restoring = None
             if self.room.epoch != epoch:
                 continue  # that engine is gone; what it was told is to be told to the next
             if model.id not in self.models:  # it was unloaded meanwhile

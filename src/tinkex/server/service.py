@@ -6,6 +6,7 @@ It opens everything in `start` and closes it in `stop`, in that order and the re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
@@ -103,7 +104,7 @@ class Service:
         self.exports = Exports(self)
         self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
-        self.draining = False
+        self.draining = self.stopping = False
         self._drained_by = 0.0
         self.housekeepers: list[Callable[[Service], Coroutine[Any, Any, None]]] = []
         """Called every `times.housekeeping` seconds."""
@@ -115,7 +116,7 @@ class Service:
         """Operations in line that are not written down yet; the bell rings when they are."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = 0
-        self._all_written: list[asyncio.Future[None]] = []
+        self._all_written = Bell()
         first_epoch = int(self.started * 1000)
         self.rooms: dict[Path, EngineRoom] = {}
         self.schedulers: dict[Path, Scheduler] = {}
@@ -170,13 +171,15 @@ class Service:
     async def stop(self) -> None:
         """Let running work end, then close everything."""
         await self.drain()
-        await self.settled()
+        self.stopping = True
+        await self.settled(self.options.times.drain)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for room in self.rooms.values():
             await room.close()
-        await self.usage.flush(self)
+        with contextlib.suppress(StoreFailed):
+            await self.usage.flush(self)
         self.samples.close()
         await self.store.close()
 
@@ -347,10 +350,14 @@ class Service:
                     self.spawn(discard(self, before))
 
     def _frozen(self, operation: Operation, work: SaveSamplerWork) -> None:
-        model = operation.model
-        self.desk_of(model.row.base_model).frozen(work.version)
-        if work.sampler is not None and work.sampler.id not in self.world.samplers:
+        model, desk = operation.model, self.desk_of(operation.model.row.base_model)
+        desk.frozen(work.version)
+        if work.sampler is None or work.sampler.id in self.world.samplers:
+            return
+        if model.session.row.id in self.world.sessions:
             self.open_sampler(work.sampler, model.session)
+        else:  # its session has ended meanwhile: nobody will sample from them
+            desk.thaw(work.version)
 
     def drop_model(self, model: LiveModel, reason: str) -> None:
         """A model is no longer alive."""
@@ -392,7 +399,7 @@ class Service:
                 await self.store.write(*changes)
                 return
             except StoreFailed as problem:
-                if not problem.again:
+                if not problem.again or self.stopping:
                     raise
                 log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
                 await self.clock.sleep(pause)
@@ -447,12 +454,10 @@ class Service:
                 503, f"the server cannot write: {problem}", headers={"retry-after": "5"}
             ) from None
 
-    async def settled(self) -> None:
-        """Wait until everything that has ended is written."""
+    async def settled(self, seconds: float = 1e9) -> None:
+        """Wait until everything that has ended is written, or so long."""
         if self._writes:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._all_written.append(future)
-            await future
+            await self._all_written.wait(self.clock, seconds)
 
     def write_begins(self) -> None:
         """Something has ended that is not written yet."""
@@ -462,10 +467,7 @@ class Service:
         """It is written."""
         self._writes -= 1
         if not self._writes:
-            waiting, self._all_written = self._all_written, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+            self._all_written.ring()
 
     async def remove_folder(self, folder: Path) -> None:
         """Delete files in the background of everything else."""
