@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from .output import CommandError, Mode, Output, UsageError
 
-__all__ = ["COMMANDS", "Parser", "Run", "main", "parser_of"]
+__all__ = ["COMMANDS", "Parser", "Run", "main", "parser_of", "top_parser"]
 
 Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
 
@@ -34,6 +34,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),
+    "doctor": ("doctor", "check the installation, this machine and the server"),
+    "bench": ("bench", "measure how fast a server trains and samples"),
+    "completion": ("completion", "print a script that completes commands in bash, zsh or fish"),
     "version": ("version", "show the version"),
 }
 """Command -> the file it is in, and what it does."""
@@ -122,14 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str], out: Output) -> int:
-    top = Parser(prog="tinkex", description="Fine-tune language models from a plain Python loop, anywhere.",
-                 add_help=False, usage="tinkex [--json | --quiet] COMMAND ...")  # fmt: skip
-    top.add_argument("-h", "--help", action="store_true", help="show this and leave")
-    top.add_argument("-V", "--version", action="store_true", help="show the version and leave")
-    top.add_argument(
-        "-f", "--format", dest="mode", choices=["table", "json"], help="the same as --json, or not"
-    )
-    add_modes(top)
+    top = top_parser()
     at = _where(given)
     before = top.parse_args(given[:at])
     if before.help or (at == len(given) and not before.version):
@@ -138,6 +134,19 @@ def _run(given: list[str], out: Output) -> int:
     if before.version:
         return _command("version", [], out)
     return _command(given[at], given[at + 1 :], out)
+
+
+def top_parser() -> Parser:
+    """The parser of what stands before a command."""
+    top = Parser(prog="tinkex", description="Fine-tune language models from a plain Python loop, anywhere.",
+                 add_help=False, usage="tinkex [--json | --quiet] COMMAND ...")  # fmt: skip
+    top.add_argument("-h", "--help", action="store_true", help="show this and leave")
+    top.add_argument("-V", "--version", action="store_true", help="show the version and leave")
+    top.add_argument(
+        "-f", "--format", dest="mode", choices=["table", "json"], help="the same as --json, or not"
+    )
+    add_modes(top)
+    return top
 
 
 def _command(name: str, rest: list[str], out: Output) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .main import Parser
 from .output import UsageError
 
-__all__ = ["Settings", "add_settings", "given_settings"]
+__all__ = ["Settings", "add_settings", "at_least", "given_settings"]
 
 Schedule = Literal["linear", "cosine", "constant"]
 _FIXED = (
@@ -76,7 +76,9 @@ class Settings:
         return cls(**{each.name: config[each.name] for each in fields(cls) if each.name in config})
 
 
-def _at_least(least: float, kind: type[int] | type[float]) -> Any:
+def at_least(least: float, kind: type[int] | type[float]) -> Any:
+    """What reads an argument that is a number from `least` on."""
+
     def read(text: str) -> float:
         try:
             value = kind(text)
@@ -93,8 +95,8 @@ def _at_least(least: float, kind: type[int] | type[float]) -> Any:
 def add_settings(parser: Parser) -> None:
     """The options; those not given are left out, so that a resumed run keeps its own."""
     usual = Settings()
-    whole, number = _at_least(1, int), _at_least(0, float)
-    some = _at_least(0, int)
+    whole, number = at_least(1, int), at_least(0, float)
+    some = at_least(0, int)
 
     def add(option: str, name: str, metavar: str, kind: Any, does: str, **more: Any) -> None:
         default = getattr(usual, name)
