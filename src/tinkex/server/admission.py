@@ -25,6 +25,7 @@ from .options import Limits
 from .problems import Problem
 
 TARGETS = "target_tokens"
+MOST_STOPS, LONGEST_STOP = 64, 1024
 LOSS_INPUTS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": (),
     "importance_sampling": ("logprobs", "advantages"),
@@ -236,7 +237,7 @@ def admit_sample(
     chosen = SamplingParams(
         wanted,
         params.temperature,
-        params.top_k,
+        min(params.top_k, vocab),
         params.top_p,
         _seed(params.seed),
         _stop(params.stop, vocab),
@@ -266,12 +267,13 @@ def _stop(stop: str | Sequence[str] | Sequence[int] | None, vocab: int) -> tuple
     if stop is None:
         return None
     items: tuple[int | str, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(items) > 64:
-        raise Problem(400, f"sampling_params.stop: {len(items)} entries, at most 64 are allowed")
+    if len(items) > MOST_STOPS:
+        raise Problem(400, f"sampling_params.stop: {len(items)} entries, at most {MOST_STOPS} are allowed")
     for item in items:
-        if isinstance(item, str) and not 0 < len(item) <= 1024:
+        if isinstance(item, str) and not 0 < len(item) <= LONGEST_STOP:
             raise Problem(
-                400, f"sampling_params.stop: a text of {len(item)} characters; 1 to 1024 are allowed"
+                400,
+                f"sampling_params.stop: a text of {len(item)} characters; 1 to {LONGEST_STOP} are allowed",
             )
         if isinstance(item, int) and not 0 <= item < vocab:
             raise Problem(400, f"sampling_params.stop: token {item} is outside 0 to {vocab - 1}")

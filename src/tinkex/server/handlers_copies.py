@@ -15,7 +15,7 @@ from .disk import check_room
 from .problems import NotFound, Problem
 from .records import AnswerRow, AuditRow, CheckpointRow
 from .store import Note, Put
-from .works import check_ttl, find_checkpoint
+from .works import check_number, check_ttl, find_checkpoint
 
 
 @answers("copy_weights")
@@ -76,6 +76,7 @@ async def _destination(ask: Ask, body: CopyWeightsRequest, source: CheckpointRow
         )
     session_id = ""
     if body.session_id is not None and body.model_seq_id is not None:
+        check_number("model_seq_id", body.model_seq_id)
         session = service.world.session(body.session_id, ask.owner)
         session_id, project = session.row.id, session.row.project_id
         run = paths.model_id(session_id, body.model_seq_id)

@@ -85,8 +85,8 @@ def describe(service: Service) -> Schema:
         },
     }
     for name, fields in limits_of(service).items():
-        for field, limit in fields.items():
-            _narrow(schemas[name]["properties"], field, limit)
+        properties = schemas[name]["properties"]
+        properties |= {field: _narrowed(properties[field], limit) for field, limit in fields.items()}
     described: Schema = _moved(document, next(iter(service.catalogue.by_name)))
     return described
 
@@ -152,6 +152,8 @@ def _query_parameters(route: Route, schemas: Schema) -> list[Schema]:
         }  # fmt: skip
         if name in ("limit", "offset"):
             told["schema"] |= {"maximum": LARGEST_PAGE}
+        if name == "day":
+            told["schema"] |= {"format": "date"}
         if name in examples.PARAMETERS:
             told["example"] = examples.PARAMETERS[name]
         found.append(told)
@@ -190,7 +192,7 @@ def _answers(route: Route, schemas: Schema) -> Schema:
             "200": {"description": "A stream of server-sent events.", "content": {EVENT_STREAM: stream}}
         }
     if route.response is None:
-        file = {"application/octet-stream": {"schema": _binary("The file.")}}
+        file = {kind: {"schema": _binary("The file.")} for kind in ("application/octet-stream", JSON)}
         return {"200": {"description": "The file.", "content": file}}
     content: Schema = {
         "schema": _reference(route.response, schemas),
@@ -271,15 +273,12 @@ def _binary(text: str) -> Schema:
     return {"type": "string", "format": "binary", "description": text}
 
 
-def _narrow(properties: Schema, field: str, limit: Schema) -> None:
-    """Add a limit of this server to a field, beside the null it may be."""
-    schema = properties[field]
-    if "anyOf" in schema:
-        properties[field] = {
-            "anyOf": [each if each == {"type": "null"} else {**each, **limit} for each in schema["anyOf"]]
-        }
-    else:
-        properties[field] = {**schema, **limit}
+def _narrowed(schema: Schema, limit: Schema) -> Schema:
+    """A field's schema with a limit of this server, beside the null it may be."""
+    kinds = schema.get("anyOf", ())
+    if {"type": "null"} in kinds or (kinds and "anyOf" not in limit):
+        return {"anyOf": [each if each == {"type": "null"} else _narrowed(each, limit) for each in kinds]}
+    return {**schema, **limit}
 
 
 def _moved(value: Any, model: str) -> Any:

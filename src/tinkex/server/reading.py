@@ -90,11 +90,21 @@ def understand(
             return decode_request(body), body
         if _SURROGATE.search(body):
             _check_text(body)
-        return decode(route.server_request, body or b"{}"), body
+        return _read(route, body or b"{}"), body
     except BodyTooLarge as problem:
         raise Problem(413, str(problem)) from None
     except InvalidArgumentError as problem:
         raise Problem(422, str(problem)) from None
+
+
+def _read(route: Route, body: bytes) -> Any:
+    try:
+        return decode(route.server_request, body)
+    except InvalidArgumentError as problem:
+        if body.lstrip()[:1] == b"{":
+            raise
+        # The record's name, which the problem begins with, means nothing to whoever sent this.
+        raise Problem(422, f"the body is not a JSON object: {problem}") from None
 
 
 def _check_text(body: bytes) -> None:

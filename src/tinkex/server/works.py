@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from .service import Service
 
 OPTIMIZERS = ("adamw",)
+HIGHEST_NUMBER = (1 << 31) - 1
+"""Of a client's models, sampling sessions and losses."""
 OFF_LOOP = 64 << 10
 """Passes from this size on are checked in a thread."""
 
@@ -119,8 +121,8 @@ def _step(body: Any) -> StepWork:
 
 def check_number(field: str, number: int) -> None:
     """Refuse a client's number of a model, sampling session or loss that no client counts to."""
-    if not 0 <= number < 1 << 31:
-        raise Problem(400, f"{field}: {number} is not between 0 and {(1 << 31) - 1}")
+    if not 0 <= number <= HIGHEST_NUMBER:
+        raise Problem(400, f"{field}: {number} is not between 0 and {HIGHEST_NUMBER}")
 
 
 def check_optimizer(config: OptimizerConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from .compounds import OneOf, Own
 from .identifiers import ModelID
 from .record import OpenRecord, Record
-from .rules import Bounds, Schema
+from .rules import Bounds, Mismatch, Schema
 
 __all__ = [
     "AdamOptimizerConfig",
@@ -105,6 +105,19 @@ class OptimStepRequest(Record):
             if given.get(alias) is not None and "optim_params" not in given:
                 given = {("optim_params" if k == alias else k): v for k, v in given.items()}
         return given
+
+    @classmethod
+    def __take__(cls, value: Any, lenient: bool = False) -> OptimStepRequest:
+        try:
+            return super().__take__(value, lenient)
+        except Mismatch as problem:
+            if not lenient or not problem.path.startswith("optim_params"):
+                raise
+            # Whoever sent it knows the field by the name it has on the wire.
+            other = value.get("adam_params") is None and value.get("optimizer_params") is not None
+            name = "optimizer_params" if other else "adam_params"
+            path = name + problem.path.removeprefix("optim_params")
+            raise Mismatch(problem.message, path) from None
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         for name, value in super()._items():

@@ -9,7 +9,6 @@ Rules know nothing of bytes, HTTP or a particular record.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import difflib
 from collections.abc import Iterable, Sequence
@@ -286,7 +285,7 @@ class Blob(Rule):
         if isinstance(value, str):
             try:
                 return base64.b64decode(value, validate=True)
-            except binascii.Error as problem:
+            except ValueError as problem:
                 raise Mismatch(f"is not base64 ({problem}), got {shown(value)}") from None
         raise Mismatch(f"expected bytes or base64 text, got {shown(value)}")
 
