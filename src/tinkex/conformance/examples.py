@@ -48,7 +48,7 @@ CLONE = 1_000_000_000  # samples of a cloned sampler are numbered from its id ti
 def datums(examples: Sequence[Example] = EXAMPLES) -> list[Datum]:
     """Examples for cross-entropy."""
     return [
-        Datum(ModelInput.from_ints(tokens), {"target_tokens": targets, "weights": weights})  # type: ignore[dict-item]
+        Datum(ModelInput.from_ints(tokens), {"target_tokens": targets, "weights": weights})
         for tokens, targets, weights in examples
     ]
 
@@ -62,7 +62,7 @@ def policy_datums(
     return [
         Datum(
             ModelInput.from_ints(tokens),
-            {"target_tokens": targets, "logprobs": list(before), "advantages": list(gains)},  # type: ignore[dict-item]
+            {"target_tokens": targets, "logprobs": list(before), "advantages": list(gains)},
         )
         for (tokens, targets, _), before, gains in zip(examples, old, advantages, strict=True)
     ]
