@@ -26,10 +26,14 @@ HEAVY = {
 
 def loaded_by(*words: str) -> set[str]:
     """The modules a fresh interpreter loads for a command."""
+    return loaded_by_code(f"from tinkex.cli.main import main\nmain({list(words)!r})")
+
+
+def loaded_by_code(program: str) -> set[str]:
+    """The modules a fresh interpreter loads for a program."""
     code = (
         "import sys, json; bare = set(sys.modules)\n"
-        "from tinkex.cli.main import main\n"
-        f"main({list(words)!r})\n"
+        f"{program}\n"
         "sys.stderr.write(json.dumps(sorted(set(sys.modules) - bare)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -45,6 +49,17 @@ def test_help_and_version_load_next_to_nothing(words: list[str]):
     assert own - {"tinkex._lazy", "tinkex._version"} <= {
         "tinkex.cli", "tinkex.cli.main", "tinkex.cli.output", "tinkex.cli.version"
     }  # fmt: skip
+
+
+def test_no_parser_loads_a_client():
+    names = loaded_by_code(
+        "from tinkex.cli.main import COMMANDS, parser_of\n"
+        "for name in COMMANDS:\n"
+        "    if name not in ('serve', 'conformance', 'doctor'): parser_of(name)"
+    )
+    assert {"tinkex.cli.train", "tinkex.cli.checkpoint", "tinkex.cli.merge"} <= names
+    assert names.isdisjoint(HEAVY - {"dataclasses", "inspect", "logging", "socket", "subprocess"})
+    assert not {name for name in names if name.startswith(("tinkex.client", "tinkex.types", "tinkex.wire"))}
 
 
 def test_keys_load_no_server():

@@ -12,6 +12,16 @@ from ..server.places import KEY_FILE, default_state
 from .main import Parser
 from .output import CommandError, Output
 
+_KEY = {
+    "id": "int",
+    "name": "text",
+    "owner": "text",
+    "hint": "text",
+    "created": "time",
+    "revoked": "time?",
+    "note": "text",
+}
+
 
 def register(parser: Parser) -> None:
     """Fill the command's parser."""
@@ -20,13 +30,13 @@ def register(parser: Parser) -> None:
     add.add_argument("name", metavar="NAME", help="what the key is called in lists")
     add.add_argument("--owner", help="whose models and checkpoints it opens (default: NAME)")
     add.add_argument("--note", default="", help="a line for yourself")
-    add.command(_add)
+    add.command(_add, {"key": "text", **_KEY})
     listing = group.add_parser("list", help="show the keys, never the keys themselves")
     listing.add_argument("--all", action="store_true", help="the revoked ones too")
-    listing.command(_list)
+    listing.command(_list, {"keys": [_KEY]})
     revoke = group.add_parser("revoke", help="let a key in no more")
     revoke.add_argument("keys", metavar="KEY", nargs="+", help="its id (3 or #3), name or last characters")
-    revoke.command(_revoke)
+    revoke.command(_revoke, {"revoked": [_KEY], "failed": [{"key": "text", "error": "text"}]})
     for each in (add, listing, revoke):
         each.add_argument("--state", metavar="DIR", type=Path, help="the server's state folder")
 

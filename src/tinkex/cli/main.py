@@ -20,12 +20,6 @@ __all__ = ["COMMANDS", "Parser", "Run", "main", "parser_of", "top_parser"]
 Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "auth": ("auth", "log in and out, and see whose key is in use"),
-    "model": ("model", "list the base models a server offers"),
-    "run": ("run", "list, show and delete training runs"),
-    "checkpoint": ("checkpoint", "list, publish, download and delete saved weights"),
-    "session": ("session", "list sessions and export their timelines"),
-    "billing": ("billing", "show usage and storage"),
     "chat": ("chat", "talk to a model, token by token"),
     "sample": ("sample", "continue a prompt, or many"),
     "train": ("train", "fine-tune a model on a file of conversations"),
@@ -34,6 +28,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),
+    "auth": ("auth", "log in and out, and see whose key is in use"),
+    "model": ("model", "list the base models a server offers"),
+    "run": ("run", "list, show and delete training runs"),
+    "checkpoint": ("checkpoint", "list, publish, download and delete saved weights"),
+    "session": ("session", "list sessions and export their timelines"),
+    "billing": ("billing", "show usage and storage"),
     "doctor": ("doctor", "check the installation, this machine and the server"),
     "bench": ("bench", "measure how fast a server trains and samples"),
     "completion": ("completion", "print a script that completes commands in bash, zsh or fish"),

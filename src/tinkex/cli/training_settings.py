@@ -107,9 +107,16 @@ def add_settings(parser: Parser) -> None:
     add("--model", "model_name", "NAME", str, "the base model (default: the only one the server has)")
     add("--checkpoint", "load_checkpoint_path", "PATH", str, "begin with the weights of a checkpoint")
     add("--rank", "lora_rank", "N", whole, "the adapter's rank")
-    add("--learning-rate", "learning_rate", "RATE", number, "at its highest")
-    add("--schedule", "lr_schedule", "linear|cosine|constant", str, "how it goes down", choices=_SCHEDULES)
-    add("--warmup-steps", "warmup_steps", "N", some, "in which it goes up")
+    add("--learning-rate", "learning_rate", "RATE", number, "the highest learning rate")
+    add(
+        "--schedule",
+        "lr_schedule",
+        "linear|cosine|constant",
+        str,
+        "how the learning rate goes down",
+        choices=_SCHEDULES,
+    )
+    add("--warmup-steps", "warmup_steps", "N", some, "in which the learning rate goes up first")
     add("--weight-decay", "weight_decay", "X", number, "of AdamW")
     add("--grad-clip-norm", "grad_clip_norm", "X", number, "the largest gradient, 0 for any")
     add("--epochs", "num_epochs", "N", whole, "how often all conversations are gone through")

@@ -11,7 +11,7 @@ from .output import Output
 
 def register(parser: Parser) -> None:
     """Fill the command's parser."""
-    parser.command(_version)
+    parser.command(_version, {"version": "text", "tinker": "text"})
 
 
 def _version(arguments: argparse.Namespace, out: Output) -> int:

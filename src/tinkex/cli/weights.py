@@ -60,10 +60,22 @@ def add_sampling(parser: Parser, *, temperature: float, usual: int) -> None:
         "--max-tokens", metavar="N", type=int, help=f"how many at most [{usual}, or what fits]"
     )
     group.add_argument(
-        "--temperature", metavar="T", type=float, default=temperature, help=f"[{temperature:g}]"
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=temperature,
+        help=f"0 takes the likeliest token [{temperature:g}]",
     )
-    group.add_argument("--top-p", metavar="P", type=float, default=1.0, help="of the likeliest tokens [1]")
-    group.add_argument("--top-k", metavar="K", type=int, default=-1, help="of the K likeliest tokens [all]")
+    group.add_argument(
+        "--top-p",
+        metavar="P",
+        type=float,
+        default=1.0,
+        help="from the likeliest tokens that make up this share [1]",
+    )
+    group.add_argument(
+        "--top-k", metavar="K", type=int, default=-1, help="from the K likeliest tokens [all]"
+    )
     group.add_argument("--seed", metavar="N", type=int, help="the same seed, the same samples")
     group.add_argument(
         "--stop", metavar="TEXT", action="append", help="end before this text; may be given several times"
