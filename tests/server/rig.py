@@ -156,9 +156,10 @@ class Rig:
             "client": ("127.0.0.1", 5000),
         }
         answer, pieces = Got(0, {}, b""), []
+        inbox = [{"type": "http.request", "body": raw, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": raw, "more_body": False}
+            return inbox.pop() if inbox else await asyncio.get_running_loop().create_future()
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":

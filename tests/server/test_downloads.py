@@ -8,6 +8,7 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -284,3 +285,27 @@ def test_a_file_that_grows_shorter_breaks_the_answer_off(tmp_path: Path):
         asyncio.run(pieces.__anext__())  # type: ignore[arg-type]
     asyncio.run(pieces.aclose())
     assert file.closed
+
+
+@served
+async def test_a_file_is_not_read_on_for_a_client_that_has_left(rig: Rig):
+    await rig.checkpoint(kind="external", files={"large": bytes(8 << 20)})
+    url = (await _urls(rig))["large"]
+    sent = []
+    inbox = [{"type": "http.disconnect"}, {"type": "http.request", "body": b""}]
+
+    async def receive() -> Any:
+        return inbox.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": urlsplit(url).path,
+        "query_string": b"",
+        "headers": [],
+    }
+    await rig.app(scope, receive, send)
+    assert sum(sent) < 8 << 20

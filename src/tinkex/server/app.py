@@ -89,7 +89,7 @@ class App:
             reply = refusal(
                 Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {number}")
             )
-        await _send(reply, send, head=scope["method"] == "HEAD")
+        await _send(reply, receive, send, head=scope["method"] == "HEAD")
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Reply:
         method, path = scope["method"], self._path(scope)
@@ -154,7 +154,7 @@ def refusal(problem: Problem) -> Reply:
     return Reply(problem.status, encode({"detail": problem.text}), headers)
 
 
-async def _send(reply: Reply, send: Send, *, head: bool) -> None:
+async def _send(reply: Reply, receive: Receive, send: Send, *, head: bool) -> None:
     if reply.pieces is None:
         length = (b"content-length", str(len(reply.body)).encode())
         await send(
@@ -163,12 +163,23 @@ async def _send(reply: Reply, send: Send, *, head: bool) -> None:
         await send({"type": "http.response.body", "body": b"" if head else reply.body})
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    left = asyncio.ensure_future(_until_gone(receive))
     try:
         if not head:
             async for piece in reply.pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if left.done():
+                    return  # a large file is not read to its end for nobody
     finally:
+        left.cancel()
         close = getattr(reply.pieces, "aclose", None)
         if close is not None:
             await close()
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait for the client to leave; what is left of its request may come first."""
+    for _ in range(3):
+        if (await receive())["type"] == "http.disconnect":
+            return
