@@ -291,6 +291,19 @@ async def test_an_empty_wait_is_held_and_keeps_the_cursor(server: Machine):
 
 
 @running()
+async def test_an_empty_wait_ends_with_its_session(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    sampler = await ann.sampler(session)
+    waiting = [asyncio.ensure_future(ann("retrieve_futures", asking(sampler, clone=i))) for i in range(2)]
+    await server.settle()
+    await ann.ok("finish_session", {"reason": {"type": "success"}}, session_id=session)
+    await server.settle()
+    assert [each.result().status for each in waiting] == [200, 200]
+    assert (await ann("retrieve_futures", asking(sampler))).status == 404
+
+
+@running()
 async def test_clones_hear_of_their_own_samples_alone(server: Machine):
     ann = server.ann
     sampler = await ann.sampler(await ann.session())

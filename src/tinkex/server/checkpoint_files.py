@@ -24,6 +24,7 @@ async def discard(service: Service, folder: str) -> None:
     for id, sampler in list(samplers.items()):
         if sampler.row.folder == folder and sampler.session is None:
             del samplers[id]  # made for a request without a session, and made again by the next
+            sampler.wake()
     if not _sampled(service, folder):
         await service.remove_folder(service.options.state / folder)
 

@@ -47,6 +47,7 @@ def _drop_samplers(service: Service, session: LiveSession) -> None:
     gone = list(session.samplers.values())
     for sampler in gone:
         service.world.samplers.pop(sampler.row.id, None)
+        sampler.wake()  # nobody else knows of them now, and a stopping server would wait for their end
     used = {sampler.row.version for sampler in service.world.samplers.values()}
     for sampler in gone:
         row = sampler.row
