@@ -160,7 +160,7 @@ def test_a_run_that_goes_on_is_as_if_it_had_never_stopped(train, real: Command, 
     assert (more.code, more.err) == (0, "")
     assert more.data["steps"] == 8
     a, b = (lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts"))
-    assert [each["step"] for each in b] == [each["step"] for each in a] == list(range(9))
+    assert [each["step"] for each in b] == [each["step"] for each in a] == list(range(8))
     for one, other in zip(a[:8], b[:8], strict=True):
         assert other["train_mean_nll"] == pytest.approx(one["train_mean_nll"], rel=1e-4)
         assert other["num_tokens"] == one["num_tokens"]
@@ -205,11 +205,11 @@ def test_who_interrupts_a_run_loses_nothing(
     metrics = lines(folder / "metrics.jsonl")
     done = saved["step"]
     assert done >= 3
-    assert [each["step"] for each in metrics if "train_mean_nll" in each] == list(range(done))
+    assert [each["step"] for each in metrics] == list(range(done))
     assert f"tinkex train --resume --log-path {folder}" in out
     again = real("train", "--resume", "--log-path", str(folder), "--max-steps", str(done + 2), "--json")
     assert (again.code, again.data["steps"]) == (0, done + 2)
-    assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(done + 3))
+    assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(done + 2))
 
 
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
@@ -224,7 +224,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     begun = lines(folder / "checkpoints.jsonl")[-1]["step"]
     done = real("train", "--resume", "--log-path", str(folder), "--max-steps", str(begun + 1), "--json")
     assert (done.code, done.data["steps"]) == (0, begun + 1)
-    assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(begun + 2))
+    assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(begun + 1))
 
 
 # ---- what cannot be

@@ -51,6 +51,7 @@ def register(parser: Parser) -> None:
     info.add_argument("run_id", metavar="RUN_ID")
     info.command(_info, RUN)
     delete = group.add_parser("delete", help="delete all checkpoints of training runs, for good")
+    delete.description = "Delete all checkpoints of training runs, for good; the runs stay on record."
     delete.add_argument("run_ids", metavar="RUN_ID", nargs="+")
     add_yes(delete)
     delete.command(

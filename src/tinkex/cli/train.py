@@ -199,15 +199,16 @@ def _run(
         )
         try:
             for seen in loop.run():
-                folder.metrics(seen.step, seen.values)
                 newest |= seen.values
-                text = _told(seen, loop, time.perf_counter() - began)
-                folder.log(text)
-                if line.watched and seen.checkpoint is None and "test/nll" not in seen.values:
-                    line.show(text, now=True)
-                else:
-                    line.clear()
-                    out.say(text)
+                if seen.measured:
+                    folder.metrics(seen.step, seen.values)
+                    text = _told(seen, loop, time.perf_counter() - began)
+                    folder.log(text)
+                    if line.watched and seen.checkpoint is None and "test/nll" not in seen.values:
+                        line.show(text, now=True)
+                    else:
+                        line.clear()
+                        out.say(text)
                 if seen.checkpoint is not None:
                     paths = seen.checkpoint
                     folder.checkpoint(paths)

@@ -35,6 +35,11 @@ class Seen:
     values: dict[str, Any]
     checkpoint: dict[str, Any] | None = None
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is more to say than that something was saved."""
+        return not {"train_mean_nll", "test/nll"}.isdisjoint(self.values)
+
 
 @dataclass
 class _Sent:
@@ -187,6 +192,8 @@ def stop_on_signals(out: Output) -> Iterator[Callable[[], bool]]:
         if came:
             raise KeyboardInterrupt
         came.append(number)
+        if out.stderr.isatty():
+            out.stderr.write("\n")  # the terminal shows ^C where the line is
         out.warn("stopping after the steps under way, then saving; once more to leave at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
