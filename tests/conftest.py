@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +23,9 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def _quiet_official_sdk() -> None:
     # Its clients are never freed and go on complaining about servers that are long gone.
     logging.getLogger("tinker").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture(scope="session")
+def local_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state folder (TINKEX_STATE) for all who want a server of their own: the first starts it."""
+    return tmp_path_factory.mktemp("local")

@@ -19,12 +19,6 @@ MOST_LINES = 80
 Said = str
 
 
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One state folder for all examples: the first starts the server there, the others share it."""
-    return tmp_path_factory.mktemp("examples")
-
-
 def numbers(said: Said, before: str) -> list[float]:
     """The number that follows a text, wherever it stands."""
     return [
@@ -150,7 +144,7 @@ RUNS = [
 def test_an_example_shows_what_it_promises(
     name: str,
     check: Callable[[Said], None],
-    state: Path,
+    local_state: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -158,7 +152,7 @@ def test_an_example_shows_what_it_promises(
         pytest.importorskip("tinker")
     if name == "export_and_load_in_peft":
         pytest.importorskip("peft")
-    monkeypatch.setenv("TINKEX_STATE", str(state))
+    monkeypatch.setenv("TINKEX_STATE", str(local_state))
     for variable in ("TINKER_BASE_URL", "TINKER_API_KEY"):
         monkeypatch.setenv(variable, "")  # what an example sets is undone afterwards
     path = str(EXAMPLES / f"{name}.py")
