@@ -163,7 +163,7 @@ async def test_an_address_opens_its_own_file_alone(rig: Rig):
         f"/files/{token}",
         f"/files/{int(when, 16) + 1:x}.{where}.{mark}/adapter_config.json",
         f"/files/{when}.{elsewhere}.{mark}/keys",
-        f"/files/{when}.{where}.{mark[:-2]}AA/adapter_config.json",
+        f"/files/{when}.{where}.{'B' if mark[0] == 'A' else 'A'}{mark[1:]}/adapter_config.json",
         f"/files/{when}.{where}./adapter_config.json",
         "/files/x/adapter_config.json",
         "/files/é.é.é/adapter_config.json",
