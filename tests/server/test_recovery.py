@@ -467,3 +467,20 @@ async def test_a_store_that_cannot_write_for_a_while_loses_nothing(server: Machi
     await server.restart()
     assert (await server.store.get(OperationRow, f"{model}:2")).state == "done"
     assert state_of(server.engine) == before
+
+
+@running()
+async def test_work_of_an_ended_session_that_the_server_died_over_has_failed(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    server.engine.hold(Train)
+    ticket = await ann.train(model, 1)
+    await server.settle()
+    await ann.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+    await server.restart()
+    failed = await ann.result(ticket)
+    assert failed["category"] == "server"
+    assert "session has ended" in failed["error"]
+    assert await ann.result(ticket) == failed
+    assert (await server.store.get(OperationRow, ticket)).state == "failed"

@@ -14,7 +14,8 @@ from ..wire.bodies import CompleteMetadataResponse
 from ..wire.headers import PROTOBUF
 from .asks import JSON_TYPE, Answer, Ask, Reply, answers, json_reply
 from .problems import NotFound, Problem
-from .records import OperationRow, SamplerRow
+from .records import ModelRow, OperationRow, SamplerRow
+from .store import Finish
 from .tickets import Ticket
 from .world import loose_name
 
@@ -61,6 +62,8 @@ async def _stored(ask: Ask, id: str) -> Ticket:
     """A ticket from the store; a sample that is not at hand is lost, anything else was never there."""
     row = await ask.service.store.get(OperationRow, id)
     if row is not None:
+        if row.state == "queued" and row.owner == ask.owner:
+            await _abandon(ask, row)
         ticket = Ticket(id, row.kind, row.owner)
         if row.state == "failed":
             ticket.failed(row.error, row.category, row.ended or 0.0)
@@ -79,6 +82,17 @@ async def _stored(ask: Ask, id: str) -> Ticket:
         ask.service.samples.remove([id])
         raise Problem(410, f"sample {id!r} is no longer known; ask for it again")
     raise NotFound("request", id)
+
+
+async def _abandon(ask: Ask, row: OperationRow) -> None:
+    """Work the server died over after its model was unloaded is begun by no other server: it has failed."""
+    model = await ask.service.store.get(ModelRow, row.model_id)
+    if model is not None and model.state != "live":
+        row.state, row.category, row.ended = "failed", "server", ask.service.clock.time()
+        row.error = f"the server ended before this did, and its model is gone: {model.note}"
+        await ask.service.write(
+            Finish(row.id, "failed", row.ended, model.id, -1, error=row.error, category=row.category)
+        )
 
 
 def _ended(ask: Ask, ticket: Ticket) -> Answer:
