@@ -1,0 +1,88 @@
+"""Many kills of real servers and engines: does a user's program ever notice, and how soon does it go on?
+
+    python bench/kills.py [--kills 200] [--seed 1] [--sdk tinker tinkex] [--steps 40] [--minutes 60]
+
+Programs with each SDK in turn train, sample, save and load on a model of 205 thousand parameters while
+their server (`--deterministic`) is killed with SIGKILL: at random times, the engine, the server or both,
+and at every named moment. What each saw and left on disk is compared with a program that was never disturbed.
+Seconds are from the kill to the first step that ends with the new engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.chaos.killing import EVERYWHERE, Kill, Report, disturbed, undisturbed
+
+from tinkex.testing import make_tiny_model
+
+
+def table(kills: list[Kill], missed: Counter[str]) -> str:
+    """A line for each point."""
+    lines = [f"{'killed':44} {'kills':>5} {'median s':>8} {'worst s':>8} {'not reached':>11}"]
+    for point in [*EVERYWHERE, None]:
+        found = [each.seconds for each in kills if point in (None, each.point)]
+        seconds = sorted(each for each in found if not math.isnan(each)) or [math.nan]
+        absent = missed.total() if point is None else missed[point]
+        middle, worst = statistics.median(seconds), seconds[-1]
+        lines.append(f"{point or 'all':44} {len(found):5} {middle:8.1f} {worst:8.1f} {absent:11}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Kill until there were enough kills or time is up; the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sdk", nargs="+", default=["tinker", "tinkex"], choices=["tinker", "tinkex"])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    chosen = parser.parse_args()
+    chance = random.Random(chosen.seed)
+    kills: list[Kill] = []
+    missed: Counter[str] = Counter()
+    wrong: list[str] = []
+    points: list[str] = []
+    expected: dict[str, Report] = {}
+    until = time.monotonic() + 60 * chosen.minutes
+    with tempfile.TemporaryDirectory(prefix="tinkex-kills-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        model = make_tiny_model(folder / "model")
+        programs = 0
+        while len(kills) < chosen.kills and time.monotonic() < until:
+            sdk = chosen.sdk[programs % len(chosen.sdk)]
+            if sdk not in expected:
+                expected[sdk] = undisturbed(folder / f"expected-{sdk}", model, sdk, chosen.steps)
+            if len(points) < len(EVERYWHERE):
+                points += chance.sample(EVERYWHERE, len(EVERYWHERE))
+            report = Report(sdk)
+            try:
+                points = disturbed(folder / str(programs), model, points, chosen.steps, chance, report)
+                found = report.differences(expected[sdk])
+            except AssertionError as problem:
+                found = [str(problem)]
+            wrong += [f"program {programs} ({sdk}): {each}" for each in found]
+            kills += report.kills
+            missed.update(report.missed)
+            programs += 1
+            print(f"{sdk}: {len(report.kills)} kills, {len(found)} differences", flush=True)
+    print(table(kills, missed))
+    print(f"{programs} programs, {len(kills)} kills, {len(wrong)} mismatches")
+    print("\n".join(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""One user's program against a server that is killed again and again, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinkex.testing.kill_points import ENGINE_POINTS, RESTART_POINTS, SERVER_POINTS
+
+from .serving import KEY, PATIENCE, Served, clean_environment, wait_for
+
+AT_RANDOM = ("engine", "server", "both")
+ONCE = ("model: before its row", "model: after its row", "engine: before a model is made")
+"""Moments that come only at the beginning of a program."""
+EVERYWHERE = (*AT_RANDOM, *SERVER_POINTS, *RESTART_POINTS, *ENGINE_POINTS)
+_REACHED_BY = 20.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One death: where it was, and after how many seconds the program had done another step."""
+
+    point: str
+    seconds: float
+
+
+@dataclass
+class Report:
+    """What a program saw and left behind, and how often its server was killed meanwhile."""
+
+    sdk: str
+    seen: dict[str, Any] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    files: Counter[str] = field(default_factory=Counter)
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kills: list[Kill] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    """Moments that were ordered and never came."""
+
+    def differences(self, other: Report) -> list[str]:
+        """In what two programs differ, though one was never disturbed."""
+        found = [
+            f"{name}: {self.seen.get(name)!r:.200} is not {other.seen.get(name)!r:.200}"
+            for name in sorted({*self.seen, *other.seen})
+            if self.seen.get(name) != other.seen.get(name)
+        ]
+        for what in ("checkpoints", "files", "ended"):
+            mine, theirs = dict(getattr(self, what)), dict(getattr(other, what))
+            found += [
+                f"{what}, {name}: {mine.get(name)} is not {theirs.get(name)}"
+                for name in sorted({*mine, *theirs})
+                if mine.get(name) != theirs.get(name)
+            ]
+        return found
+
+
+class Program:
+    """A user's program in a process of its own, read line by line."""
+
+    def __init__(self, sdk: str, url: str, steps: int, folder: Path) -> None:
+        self.steps_done, self.seen = 0, None
+        self._errors = folder / f"{sdk}.txt"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("workload.py")), sdk, str(steps)],
+                env={**clean_environment(), "TINKER_BASE_URL": url, "TINKER_API_KEY": KEY},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            self.seen = said.get("seen")
+            self.steps_done += "step" in said
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._process.poll() is not None
+
+    def result(self) -> dict[str, Any]:
+        """Wait for its end; what it saw."""
+        code = self._process.wait(PATIENCE)
+        self._reader.join()
+        assert code == 0, f"the program ended with {code}:\n{self._errors.read_text()[-3000:]}"
+        assert self.seen is not None
+        return self.seen
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def started(
+    folder: Path, model: Path, sdk: str, steps: int, first: str = ""
+) -> Iterator[tuple[Served, Program]]:
+    """A server and a program that uses it."""
+    served = Served(folder, model)
+    if first:
+        served.order.give(first)
+    served.start()
+    program = Program(sdk, served.url, steps, folder)
+    try:
+        yield served, program
+    finally:
+        program.kill()
+        served.destroy()
+
+
+def undisturbed(folder: Path, model: Path, sdk: str, steps: int) -> Report:
+    """A program whose server is never killed."""
+    with started(folder, model, sdk, steps) as (served, program):
+        return _report(served, program, Report(sdk))
+
+
+def disturbed(
+    folder: Path, model: Path, points: Sequence[str], steps: int, chance: random.Random, report: Report
+) -> list[str]:
+    """Fill a report of a program whose server or engine is killed at these points; the points left."""
+    left = list(points)
+    first = next((each for each in left if each in ONCE), "")
+    if first:
+        left.remove(first)
+    with started(folder, model, report.sdk, steps, first) as (served, program):
+        killer = Killer(served, program, report, chance)
+        if first:
+            killer.obeyed(first)
+        while program.steps_done < steps - 1 and not program.over:
+            point = next((each for each in left if each not in ONCE), None)
+            if point is None:
+                break
+            left.remove(point)
+            killer.kill(point)
+        _report(served, program, report)
+    return left
+
+
+def _report(served: Served, program: Program, report: Report) -> Report:
+    report.seen = program.result()
+    served.stop()
+    # What a crash left behind is cleared away by the next start.
+    served.start()
+    wait_for(lambda: served.engine() is not None, "an engine")
+    served.stop()
+    report.checkpoints, report.files, report.ended = served.checkpoints(), served.files(), served.ended()
+    return report
+
+
+class Killer:
+    """Kills, starts again, and waits for the program to go on."""
+
+    def __init__(self, served: Served, program: Program, report: Report, chance: random.Random) -> None:
+        self.served, self.program, self.report, self.chance = served, program, report, chance
+
+    def kill(self, point: str) -> None:
+        """Have something die at a point, and see the program through it."""
+        time.sleep(self.chance.uniform(0.0, 0.5))
+        if point in AT_RANDOM:
+            self._at_random(point)
+        elif point in RESTART_POINTS:
+            self._while_restarting(point)
+        else:
+            self.served.order.give(point)
+            self.obeyed(point)
+
+    def _at_random(self, what: str) -> None:
+        began, engine = time.monotonic(), self.served.engine()
+        if self.served.kill(what):
+            if what != "engine":
+                self.served.start()
+            self._goes_on(what, began, engine)
+        else:
+            self.report.missed.append(what)
+
+    def _while_restarting(self, point: str) -> None:
+        began, engine = time.monotonic(), self.served.engine()
+        self.served.order.give(point)
+        self.served.kill("server")
+        self.report.kills.append(Kill("server", float("nan")))
+        self.served.start()
+        wait_for(lambda: self.served.order.obeyed or self.program.over, point)
+        if self.served.order.take_back():
+            self.report.missed.append(point)
+            return
+        self.served.gone(None)
+        self.served.start()
+        self._goes_on(point, began, engine)
+
+    def obeyed(self, point: str) -> None:
+        """Wait until a process has died as ordered; start a server again if it was the server."""
+        served, order = self.served, self.served.order
+        engine, until = served.engine(), time.monotonic() + _REACHED_BY
+        while not order.obeyed and not self.program.over and time.monotonic() < until:
+            engine = engine or served.engine()
+            time.sleep(0.002)
+        if order.take_back():
+            self.report.missed.append(point)
+            return
+        began = time.monotonic()
+        if point in SERVER_POINTS:
+            served.gone(engine)
+            served.start()
+        self._goes_on(point, began, engine)
+
+    def _goes_on(self, point: str, began: float, engine: int | None) -> None:
+        """Wait until the program has done another step, or all of them, with another engine than before."""
+        program, done = self.program, 0
+
+        def another_engine() -> bool:
+            nonlocal done
+            done = program.steps_done
+            return self.served.engine() not in (None, engine)
+
+        wait_for(lambda: program.over or another_engine(), f"an engine after {point}")
+        wait_for(lambda: program.over or program.steps_done > done, f"a step after {point}")
+        self.report.kills.append(Kill(point, time.monotonic() - began))
