@@ -6,17 +6,31 @@ import argparse
 import logging
 import time
 import warnings
+from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..conformance.checks import Check, chosen
-from ..conformance.report import Outcome, Report
-from ..conformance.runner import run_checks
-from ..conformance.suite import all_checks
-from ..conformance.surroundings import Surroundings
 from .main import Parser
 from .output import Output, UsageError
+from .progress import ProgressLine
+
+if TYPE_CHECKING:
+    from ..conformance.checks import Check
+    from ..conformance.report import Outcome, Report
 
 _RESULT_WIDTH = 6
+_SHAPE = {
+    "base_url": "text",
+    "model": "text",
+    "passed": "int",
+    "failed": "int",
+    "skipped": "int",
+    "seconds": "number",
+    "checks": [{"check": "text", "title": "text", "result": "text", "seen": "text", "seconds": "number"}],
+}
+_EXAMPLES = """\
+tinkex conformance --base-url http://127.0.0.1:8787
+tinkex conformance --only wire/5 --only numerics --json
+tinkex conformance --list"""
 
 
 def register(parser: Parser) -> None:
@@ -34,15 +48,13 @@ def register(parser: Parser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0,
                         help="how long one check may take [60]")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the checks, run none")
-    parser.epilog = (
-        "Checks are named after what they look at and the row of the protocol they are about. "
-        "The exit code is 0 if none failed and 1 otherwise. Small models, sessions and checkpoints are "
-        "made on the server and taken down again."
-    )
-    parser.command(_conformance)
+    parser.command(_conformance, _SHAPE, examples=_EXAMPLES)
 
 
 def _conformance(arguments: argparse.Namespace, out: Output) -> int:
+    from ..conformance.checks import chosen
+    from ..conformance.suite import all_checks
+
     checks = chosen(all_checks(), arguments.only, slow=arguments.slow or arguments.list)
     if not checks:
         raise UsageError(f"no check has {' or '.join(arguments.only)} in its name", "--list shows them all")
@@ -67,6 +79,10 @@ def _conformance(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _run(config: Config, arguments: argparse.Namespace, checks: list[Check], out: Output) -> Report:
+    from ..conformance.report import Report
+    from ..conformance.runner import run_checks
+    from ..conformance.surroundings import Surroundings
+
     started = time.monotonic()
     here = Surroundings(config, arguments.model)
     table = _Table(out, checks)
@@ -81,26 +97,22 @@ def _run(config: Config, arguments: argparse.Namespace, checks: list[Check], out
 
 
 class _Table:
-    """Rows as they come; on a terminal also what is being checked."""
+    """Rows as they come, and on a terminal what is being checked."""
 
     def __init__(self, out: Output, checks: list[Check]) -> None:
-        self._out, self._count, self._done = out, len(checks), 0
+        self._out, self._count, self._begun = out, len(checks), 0
         self._width = max(len(check.name) for check in checks)
-        self._live = out.stderr.isatty()
+        self._line = ProgressLine(out)
         out.say(f"{'CHECK'.ljust(self._width)}  {'RESULT'.ljust(_RESULT_WIDTH)}  WHAT WAS SEEN")
 
     def starting(self, check: Check) -> None:
         """Say what is being checked."""
-        self._done += 1
-        if self._live:
-            self._out.stderr.write(f"\r\x1b[K[{self._done}/{self._count}] {check.name} …")
-            self._out.stderr.flush()
+        self._begun += 1
+        self._line.show(f"[{self._begun}/{self._count}] {check.name} …", now=True)
 
     def ended(self, outcome: Outcome) -> None:
         """Show a row."""
-        if self._live:
-            self._out.stderr.write("\r\x1b[K")
-            self._out.stderr.flush()
+        self._line.clear()
         result = outcome.result.upper() if outcome.result == "fail" else outcome.result
         self._out.say(f"{outcome.check.ljust(self._width)}  {result.ljust(_RESULT_WIDTH)}  {outcome.seen}")
         self._out.stdout.flush()
