@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tinkex.engine.messages import CreateAdapter, LoadState, OptimStep, SaveSampler, SaveState, Train
+from tinkex.engine.messages import (
+    CreateAdapter,
+    LoadState,
+    OptimStep,
+    Sample,
+    SaveSampler,
+    SaveState,
+    Train,
+)
 from tinkex.server.records import ModelRow, OperationRow
 from tinkex.testing import NoopEngine
 from tinkex.testing.noop_operations import NoopModel
 
 from .client import Client, datum
-from .machine import Machine, running
+from .machine import BASE, Machine, base_folder, running
 
 STORES = pytest.mark.parametrize("kind", ["memory", "sqlite"])
 
@@ -82,6 +91,26 @@ def test_a_death_at_any_moment_changes_no_result(what: str, steps: int, tmp_path
 
 
 # ---- the engine dies
+
+
+@running()
+async def test_unnamed_weights_that_were_not_written_yet_are_frozen_again(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.train(model, 1, datum([1, 2])))
+    await ann.done(await ann.step(model, 2))
+    sampler = (await ann.done(await ann.freeze(model, 3, number=0)))["sampling_session_id"]
+    await ann.done(await ann.train(model, 4, datum([3, 4])))
+    first = await ann.done(await ann.sample(sampler, 0))
+    for kill, number in ((server.replace_engine, 1), (server.restart, 2)):
+        server.engine.hold(Sample)
+        under_way = await ann.sample(sampler, number)
+        shutil.rmtree(server.folders.engine(base_folder(BASE)) / "sampler")
+        await kill()
+        if kill == server.restart:  # samples are for its client to ask again
+            under_way = await ann.sample(sampler, number)
+        again = await ann.done(under_way)
+        assert again["sequences"][0]["tokens"] == first["sequences"][0]["tokens"]
 
 
 @running()
@@ -484,3 +513,14 @@ async def test_work_of_an_ended_session_that_the_server_died_over_has_failed(ser
     assert "session has ended" in failed["error"]
     assert await ann.result(ticket) == failed
     assert (await server.store.get(OperationRow, ticket)).state == "failed"
+
+
+@running(kind="sqlite")
+async def test_a_session_asked_for_twice_at_once_is_one_session(server: Machine):
+    ann = server.ann
+    body, headers = {"sdk_version": "0.36.0", "tags": []}, {"X-Idempotency-Key": "k-1"}
+    made = await asyncio.gather(*(ann.ok("create_session", body, headers=headers) for _ in range(5)))
+    assert len({each["session_id"] for each in made}) == 1
+    assert len(server.service.world.sessions) == 1
+    other = await ann.ok("create_session", body, headers={"X-Idempotency-Key": "k-2"})
+    assert other != made[0]

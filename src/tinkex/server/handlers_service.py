@@ -77,18 +77,26 @@ async def _create(ask: Ask) -> Answer:
     if service.draining:
         raise Problem(503, "the server is stopping", headers={"retry-after": "5"})
     key = ask.header(IDEMPOTENCY_KEY)
+    if not key:
+        return await _open(ask, body, None)
     again = f"create_session {ask.owner} {key}"
-    if key:
+    async with service.turns.of(again):  # the same may come twice at once
         known = await service.store.answer(again)
         if known is not None:
             return CreateSessionResponse(session_id=json.loads(known))
+        return await _open(ask, body, again)
+
+
+async def _open(ask: Ask, body: CreateSessionRequest, again: str | None) -> Answer:
+    """A new session; with `again` the answer is kept under this name."""
+    service = ask.service
     service.world.count(ask.owner, service.options.limits.sessions, "sessions")
     now = service.clock.time()
     row = SessionRow(
         f"s-{secrets.token_hex(8)}", ask.owner, now, now, list(body.tags), dict(body.user_metadata or {}),
         body.sdk_version, body.project_id, body.display_name,
     )  # fmt: skip
-    changes = [AnswerRow(again, json.dumps(row.id), now)] if key else []
+    changes = [AnswerRow(again, json.dumps(row.id), now)] if again else []
     await service.write(
         Put(row),
         *(Put(each) for each in changes),
