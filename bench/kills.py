@@ -4,8 +4,8 @@
 
 Programs with each SDK in turn train, sample, save and load on a model of 205 thousand parameters while
 their server (`--deterministic`) is killed with SIGKILL: at random times, the engine, the server or both,
-and at every named moment. What each saw and left on disk is compared with a program that was never disturbed.
-Seconds are from the kill to the first step that ends with the new engine.
+and at every named moment. What each saw and left on disk is compared with a program that was never
+disturbed. Seconds are from the kill to the first step that ends with the new engine.
 """
 
 from __future__ import annotations

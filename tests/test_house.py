@@ -35,7 +35,7 @@ LADDER: dict[str, set[str]] = {
     "auth": {"net", "client"},
     "conformance": {*_CLIENT_SIDE},
     "cli": {*_CLIENT_SIDE, "auth", "conformance", "server", "models"},
-    "server": {"types", "wire", "engine.messages", "engine.codec", "models"},
+    "server": {"types", "wire", "engine.messages", "engine.codec", "engine.kill_points", "models"},
     "engine": set(),
     "models": set(),
     "testing": {*_CLIENT_SIDE, "auth", "server", "engine.messages", "engine.codec", "models"},

@@ -141,7 +141,7 @@ def disturbed(
     with started(folder, model, report.sdk, steps, first) as (served, program):
         killer = Killer(served, program, report, chance)
         if first:
-            killer.obeyed(first)
+            killer.obeyed(first, None)
         while program.steps_done < steps - 1 and not program.over:
             point = next((each for each in left if each not in ONCE), None)
             if point is None:
@@ -177,8 +177,10 @@ class Killer:
         elif point in RESTART_POINTS:
             self._while_restarting(point)
         else:
+            # Seen before the order is given: a moment later there may be another.
+            engine = self.served.engine()
             self.served.order.give(point)
-            self.obeyed(point)
+            self.obeyed(point, engine)
 
     def _at_random(self, what: str) -> None:
         began, engine = time.monotonic(), self.served.engine()
@@ -203,13 +205,13 @@ class Killer:
         self.served.start()
         self._goes_on(point, began, engine)
 
-    def obeyed(self, point: str) -> None:
+    def obeyed(self, point: str, engine: int | None) -> None:
         """Wait until a process has died as ordered; start a server again if it was the server."""
         served, order = self.served, self.served.order
-        engine, until = served.engine(), time.monotonic() + _REACHED_BY
+        until = time.monotonic() + _REACHED_BY
         while not order.obeyed and not self.program.over and time.monotonic() < until:
             engine = engine or served.engine()
-            time.sleep(0.002)
+            time.sleep(0.005)
         if order.take_back():
             self.report.missed.append(point)
             return

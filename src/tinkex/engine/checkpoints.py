@@ -22,6 +22,7 @@ from .adamw import AdamState
 from .adapters import Adapter, LoraLayout, LoraTensors
 from .base_model import BaseModel
 from .faults import ServerFault, UserFault
+from .kill_points import reach
 from .trainer import TrainState
 
 FILE = "adapter.safetensors"
@@ -86,6 +87,7 @@ def _write(folder: Path, adapter: Adapter, tensors: dict[str, torch.Tensor], **f
     }
     with fresh_folder(folder) as place:
         path = place / FILE
+        reach("folder: before it is written")
         save_file({name: x.contiguous().cpu() for name, x in tensors.items()}, path, metadata=facts)
         return path.stat().st_size
 
@@ -136,12 +138,15 @@ class fresh_folder:  # noqa: N801
         if kind is not None:
             shutil.rmtree(self.aside, ignore_errors=True)
             return
+        reach("folder: before it is synced")
         for path in [*self.aside.rglob("*"), self.aside]:
             _sync(path)
         old = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.old")
         if self.folder.exists():
             self.folder.rename(old)
+        reach("folder: before it is renamed")
         self.aside.rename(self.folder)
+        reach("folder: after it is renamed")
         _sync(self.folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from .adapters import Adapter
 from .base_model import BaseModel
 from .checkpoints import load_sampler, load_state, save_state
 from .faults import UserFault
+from .kill_points import reach
 from .messages import (
     Answer,
     CreateAdapter,
@@ -114,6 +115,7 @@ class Operations:
             mlp=message.train_mlp,
             unembed=message.train_unembed,
         )
+        reach("engine: before a model is made")
         self.pool.add(message.model, TrainState(adapter))
         size = adapter.layout.per_rank * adapter.rank
         return self._done(message.request_id, rank=adapter.rank, parameters=size, seed=adapter.seed)
@@ -146,11 +148,15 @@ class Operations:
         return PartFailure("user", f"no model {part.model!r} here: create or load it first")
 
     def _optim_step(self, message: OptimStep) -> Answer:
+        reach("engine: before a step")
         metrics = self.trainer.optim_step(self._state(message.model), message.params)
+        reach("engine: after a step")
         return Done(self.epoch, message.request_id, {}, metrics)
 
     def _save(self, message: SaveState) -> Answer:
         state = self._state(message.model)
+        # Weights frozen before a snapshot are not frozen again by a replay of what came after it.
+        self.weights.wait()
         size = save_state(
             message.path,
             state,
@@ -162,6 +168,7 @@ class Operations:
     def _save_sampler(self, message: SaveSampler) -> Answer:
         path = None if message.path is None else Path(message.path)
         version = self.weights.freeze(message.model, self._state(message.model).adapter, path)
+        reach("engine: after weights are frozen")
         place = path or self.weights.where(version)
         size = {} if path is None else {"bytes": sum(each.stat().st_size for each in path.iterdir())}
         found = None if place is None else str(place)

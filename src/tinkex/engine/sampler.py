@@ -19,6 +19,7 @@ from .base_model import BaseModel
 from .blocks import BlockPool, root_of
 from .exact_runner import ExactRunner
 from .faults import UserFault
+from .kill_points import reach
 from .kv_cache import KvCache, bytes_per_token
 from .messages import LENGTH, Answer, Failed, Sample, SampleAccepted, SampleDone, TokenStep
 from .prompt_scores import PromptScores, check_scores
@@ -111,6 +112,7 @@ class Sampler:
             log.exception("a sampling pass failed")
             jobs = [row.job for row in (*work.rows, *work.starts)] + [p.fill.job for p in work.pieces]
             return self._fail(jobs, "server", f"sampling failed: {type(error).__name__}: {error}")
+        reach("engine: in a sample")
         answers = self._fail_broken(found)
         if self.options.deterministic:
             # Rows that catch up with what they drew before they gave up their blocks draw nothing new.

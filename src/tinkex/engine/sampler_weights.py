@@ -194,6 +194,12 @@ class SamplerWeights:
             if entry.writing is not None:
                 entry.writing.result()
 
+    def wait(self) -> None:
+        """Wait for background writes, however they end."""
+        for entry in list(self._versions.values()):
+            if entry.writing is not None:
+                entry.writing.exception()
+
     def close(self) -> None:
         """Finish background writes and stop their thread."""
         if self._writer is not None:

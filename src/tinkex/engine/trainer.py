@@ -21,6 +21,7 @@ from .base_model import BaseModel
 from .custom_graph import CustomLoss
 from .datums import PartData, lay_out
 from .faults import EngineFault, ServerFault, UserFault
+from .kill_points import reach
 from .logprobs import Head, Rows
 from .losses import ANY_LOSS, Loss, by_sequence, find_loss
 from .messages import PartFailure, PartResult, TrainPart
@@ -139,6 +140,7 @@ class Trainer:
                 with torch.inference_mode(self.base.by_hand):
                     self._micro_batch(group, batch)
                 elapsed += time.perf_counter() - started
+                reach("engine: in a pass")
                 yield
         return [
             _failure(part) if isinstance(part, EngineFault) else self._finish(part, elapsed)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from ..engine.kill_points import reach
 from ..types import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
@@ -153,8 +154,10 @@ async def _begin(ask: Ask) -> tuple[str, int, RunningSample | None]:
         lambda: _weights(ask, sampler),
         lambda each: _ended(ask, sampler, completions, each),
     )
+    reach("sample: before it is noted")
     service.samples.add(id)
     desk.start(sample)
+    reach("sample: after it is noted")
     return id, body.num_samples, sample
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
+from ..engine.kill_points import reach
 from ..types import (
     CreateCustomLossRequest,
     CreateCustomLossResponse,
@@ -71,12 +72,14 @@ async def create(
     model = service.open_model(row, session, fresh=True)
     try:
         work = given or await make_work(service, model, kind, ask.body, operation)
+        reach("model: before its row")
         await service.write(Put(row), Put(operation), note)
     except BaseException:
         service.world.models.pop(row.id, None)
         session.models.pop(row.id, None)
         service.scheduler_of(model).models.pop(row.id, None)
         raise
+    reach("model: after its row")
     service.accept(model, operation, work)
     return ticket_reply(operation.id, row.id)
 
@@ -209,8 +212,10 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
         return await _too_late(ask, model, number)
     model.row.last_request = now
     service.heard(model.session)
+    reach("operation: before its row")
     # In line first, so that what is read while this is written finds it; it is answered when it is written.
     await service.put_down(service.accept(model, row, work), row)
+    reach("operation: after its row")
     return ticket_reply(id, model.id)
 
 

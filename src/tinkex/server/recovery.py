@@ -10,6 +10,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
+from ..engine.kill_points import reach
 from ..engine.messages import LoadState, PartFailure, Train, TrainDone
 from ..wire.passes import decode_output
 from .engine_room import EngineRoom
@@ -37,6 +38,7 @@ async def recover(service: Service, room: EngineRoom, model: LiveModel) -> str:
         if row.snapshot >= 0:
             folder = service.folders.snapshot(model.id, row.snapshot)
             await room.call(LoadState(epoch, room.next_name(), model.id, str(folder), True))
+        reach("restart: after a snapshot is loaded")
         operations = await service.store.replay(model.id, row.snapshot)
         again = [each for each in operations if each.state == "done" and each.body]
         for operation in again:
@@ -49,6 +51,7 @@ async def recover(service: Service, room: EngineRoom, model: LiveModel) -> str:
         return f"it could not be restored: {problem.text}"
     except Mismatch as problem:
         return str(problem)
+    reach("restart: after a replay")
     steps = [each for each in again if each.kind == "optim_step"]
     model.steps_since = len(steps)
     model.bytes_since = sum(len(each.body) for each in again)

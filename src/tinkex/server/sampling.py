@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..engine.kill_points import reach
 from ..engine.messages import (
     BASE_VERSION,
     STOP,
@@ -84,13 +85,15 @@ class RunningSample:
 class SamplingDesk:
     """The sampling side of one engine room."""
 
-    def __init__(self, room: EngineRoom, now: Callable[[], float]) -> None:
-        self.room, self._now = room, now
+    def __init__(self, room: EngineRoom, now: Callable[[], float], restores: Callable[[str], bool]) -> None:
+        self.room, self._now, self._restores = room, now, restores
         self._running: dict[str, RunningSample] = {}
         self._streams: dict[int, tuple[RunningSample, Sequence]] = {}
         self._versions: set[str] = set()
         """Weights this engine is known to have."""
         self._loading: dict[str, list[RunningSample]] = {}
+        self._held: dict[str, list[RunningSample]] = {}
+        """By model, those whose weights are frozen again when it is restored."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -132,12 +135,19 @@ class SamplingDesk:
         """What was under way is kept and asked for again."""
         self._versions.clear()
         self._loading.clear()
+        self._held.clear()
         self._streams.clear()
         for sample in list(self._running.values()):
             sample.deaths += bool(sample.sequences)
             sample.sequences, sample.first_stream = [], -1
             if sample.deaths > MOST_DEATHS:
                 self._fail(sample, f"the engine died {sample.deaths} times while it sampled", "server")
+
+    def restored(self, model_id: str) -> None:
+        """What can be frozen of a model has been frozen again."""
+        for sample in self._held.pop(model_id, []):
+            if sample.id in self._running:
+                self._send(sample)
 
     def _send(self, sample: RunningSample) -> None:
         version = sample.version
@@ -165,7 +175,9 @@ class SamplingDesk:
         def loaded(answer: Answer) -> None:
             waiting = self._loading.pop(version, [])
             if isinstance(answer, Failed):
-                if answer.epoch >= 0:
+                if answer.epoch >= 0 and ephemeral_of is not None and self._restores(ephemeral_of):
+                    self._held.setdefault(ephemeral_of, []).extend(waiting)
+                elif answer.epoch >= 0:
                     for sample in waiting:
                         self._fail(sample, answer.text, answer.category)
                 return
@@ -228,6 +240,7 @@ class SamplingDesk:
         self._let_go(sample)
         sample.cache_hits = answer.cache_hit_tokens
         sample.seen_tokens = sum(len(sequence.tokens) for sequence in sample.sequences)
+        reach("sample: before its end")
         sample.ticket.done(sample_bytes(response_of(sample, answer)), "sample", self._now())
         self._over(sample)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engine.kill_points import reach
 from ..engine.messages import (
     Answer,
     Done,
@@ -61,6 +62,8 @@ class Scheduler:
         """(model, operation of the snapshot before, operation) of snapshots to be written down."""
         self._flushing = False
         self._recovering: asyncio.Task[None] | None = None
+        self.restored: Callable[[str], None] = lambda model_id: None
+        """Told when a model is restored, or given up."""
 
     # ---- models
 
@@ -74,12 +77,18 @@ class Scheduler:
     def remove(self, model: LiveModel, reason: str) -> None:
         """Let a model go; what it still has in line fails."""
         self.models.pop(model.id, None)
+        self.restored(model.id)
         self._ready.pop(model.id, None)
         for operation in model.line.clear():
             self._end(operation, Outcome(error=reason, category="user"))
         if model.open:
             self.room.tell(Unload(self.room.epoch, self.room.next_name(), model.id))
         model.open = False
+
+    def restores(self, model_id: str) -> bool:
+        """Whether a model is being restored, or waits for it."""
+        model = self.models.get(model_id)
+        return model is not None and not model.open
 
     def enter(self, operation: Operation) -> None:
         """Put an operation in its model's line."""
@@ -272,10 +281,14 @@ class Scheduler:
         known: list[Change] = []
         for model, _, seq in snapshots:
             known += [Put(model.row), ForgetBodies(model.id, seq)]
+        if known:
+            reach("snapshot: before its row")
         try:
             await self.service.finish(ended, known)
         finally:
             self.service.write_ends()
+        if known:
+            reach("snapshot: after its row")
         for model, old, _ in snapshots:
             if old >= 0:
                 await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
@@ -373,6 +386,7 @@ class Scheduler:
                 await self.service.corrupt(model, trouble)
                 continue
             model.open, model.deaths = True, 0
+            self.restored(model.id)
             self.look(model)
 
 

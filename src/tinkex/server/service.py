@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ..engine.kill_points import reach
 from ..engine.messages import Unload
 from ..types import CreateCustomLossRequest
 from ..wire.jsonbody import decode
@@ -124,7 +125,8 @@ class Service:
         for folder in self.catalogue.folders:
             room = self.rooms[folder] = EngineRoom(folder, make_link, self.clock, first_epoch)
             scheduler = self.schedulers[folder] = Scheduler(self, room)
-            desk = self.desks[folder] = SamplingDesk(room, self.clock.time)
+            desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
+            scheduler.restored = desk.restored
             room.listeners += [scheduler, desk]
             room.sampled = desk.sampled
 
@@ -147,6 +149,7 @@ class Service:
         from .startup import load_world
 
         await load_world(self)
+        reach("restart: after the store is read")
         await clear_leftovers(self)
         self.housekeepers += housekeepers()
         for room in self.rooms.values():
@@ -314,7 +317,9 @@ class Service:
             )  # fmt: skip
             if isinstance(operation.work, PassWork) and not outcome.failed:
                 self.usage.add(self, operation.model, "training", operation.work.tokens)
+        reach("operation: before its end is written")
         await self.keep(*changes, *also)
+        reach("operation: after its end is written")
         for operation, outcome in ended:
             self._ended(operation, outcome, now)
 
@@ -373,6 +378,7 @@ class Service:
         model.session.models.pop(model.id, None)
         scheduler = self.scheduler_of(model)
         scheduler.models.pop(model.id, None)
+        scheduler.restored(model.id)
         scheduler.room.tell(Unload(scheduler.room.epoch, scheduler.room.next_name(), model.id))
         ended = [
             (operation, Outcome(error=f"model {model.id} is corrupted: {trouble}", category="server"))
@@ -383,7 +389,12 @@ class Service:
             await self.finish(ended)
 
     async def work_again(self, model: LiveModel, row: OperationRow) -> Work | PassWork | None:
-        """What a stored operation did to its model's weights, to be done again; None: nothing."""
+        """What a stored operation did to its model, to be done again; None: nothing.
+
+        Weights frozen without a name may not have been written before the engine died.
+        """
+        if row.kind == "save_weights_for_sampler" and read_operation(row).path is None:
+            return SaveSamplerWork()
         if row.kind.startswith("save_"):
             return None  # and what it was saved under may have been saved again since
         work = await make_work(self, model, row.kind, read_operation(row), row)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from ..engine.kill_points import reach
 from .body_files import BodyFiles
 from .sql.changes import Changing, Ready
 from .store import StoreFailed
@@ -192,6 +193,7 @@ class Writer(SqliteThread):
         if ready.files:
             try:
                 self.files.write(ready.files)
+                reach("store: after a body's file")
             except OSError as error:
                 call.error = in_words(error, "write a body")
                 return False
@@ -204,7 +206,9 @@ class Writer(SqliteThread):
         for call in calls:
             for step in call.what.steps:
                 step(changing)
+        reach("store: before a commit")
         database.execute("COMMIT")
+        reach("store: after a commit")
         self.transactions += 1
         if changing.unneeded:
             self.files.remove(changing.unneeded)
