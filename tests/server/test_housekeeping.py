@@ -219,6 +219,13 @@ async def test_what_no_row_knows_of_is_taken_away_before_engines_start(rig: Rig)
         (each / "file").write_bytes(b"x")
     part = (rig.state / kept.folder).with_name(".kept-7.1234.part")
     part.mkdir()
+    unnamed = SamplerRow("s-1:sample:1", "s-1", "ann", MODEL, START, model_id=RUN, version="w")
+    await rig.store.write(Put(unnamed))
+    samplers = [
+        rig.state / "engine" / "some-model" / "sampler" / name for name in ("w", "x", ".w.1234.part")
+    ]
+    for each in samplers:
+        each.mkdir(parents=True)
     from tinkex.server.store import Delete
 
     for row in (lost, sampled):
@@ -231,5 +238,6 @@ async def test_what_no_row_knows_of_is_taken_away_before_engines_start(rig: Rig)
     assert not (rig.state / lost.folder).parent.parent.exists()
     assert not part.exists()
     assert [each.exists() for each in snapshots] == [True, False, False, False]
+    assert [each.exists() for each in samplers] == [True, False, False]
     assert list((rig.state / "tmp").iterdir()) == []
     assert session.id in rig.service.world.sessions

@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["clear_leftovers"]
 
 log = logging.getLogger(__name__)
+SAMPLERS = "sampler"
+"""Where in its folder an engine keeps unnamed samplers, by version."""
 _PAGE = 1000
 _TRASH = "tmp"
 """Emptied at every start of a server, should this one not come to it."""
 
 
 async def clear_leftovers(service: Service) -> None:
-    """Take away checkpoints, snapshots and exports that nothing refers to; called before engines start."""
+    """Take away what nothing refers to: checkpoints, snapshots, exports, unnamed samplers.
+
+    Called before engines start.
+    """
     state = service.options.state
     known = await _known_folders(service)
     trash = state / _TRASH / f"leftovers-{secrets.token_hex(4)}"
@@ -55,6 +60,9 @@ async def _known_folders(service: Service) -> set[Path]:
     sessions = [row.id for row in await store.live_sessions()]
     samplers: list[SamplerRow] = await store.samplers_of(sessions)
     known |= {state / row.folder for row in samplers if row.folder}
+    # Their engine's folder cannot be told of a base model that is not served this time.
+    rooms = [room for room in _folders(state / "engine", 2) if room.name == SAMPLERS]
+    known |= {room / row.version for row in samplers if row.model_id is not None for room in rooms}
     for model in await store.models_of(sessions):
         # A model whose base model is not served this time waits for the next.
         if model.state == "live" and model.snapshot >= 0:
@@ -64,7 +72,9 @@ async def _known_folders(service: Service) -> set[Path]:
 
 def _move_aside(state: Path, known: set[Path], trash: Path) -> int:
     moved = 0
-    for folder in [*_folders(state / "checkpoints", 3), *_folders(state / "snapshots", 2)]:
+    places = [*_folders(state / "checkpoints", 3), *_folders(state / "snapshots", 2)]
+    places += [folder for folder in _folders(state / "engine", 3) if folder.parent.name == SAMPLERS]
+    for folder in places:
         if folder not in known:
             trash.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.rename(trash / str(moved))
