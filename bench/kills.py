@@ -1,6 +1,7 @@
 """Many kills of real servers and engines: does a user's program ever notice, and how soon does it go on?
 
     python bench/kills.py [--kills 200] [--seed 1] [--sdk tinker tinkex] [--steps 40] [--minutes 60]
+                          [--at "engine: in a sample" ...]
 
 Programs with each SDK in turn train, sample, save and load on a model of 205 thousand parameters while
 their server (`--deterministic`) is killed with SIGKILL: at random times, the engine, the server or both,
@@ -49,6 +50,7 @@ def main() -> int:
     parser.add_argument("--sdk", nargs="+", default=["tinker", "tinkex"], choices=["tinker", "tinkex"])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--at", nargs="+", default=EVERYWHERE, choices=EVERYWHERE, metavar="POINT")
     chosen = parser.parse_args()
     chance = random.Random(chosen.seed)
     kills: list[Kill] = []
@@ -65,8 +67,8 @@ def main() -> int:
             sdk = chosen.sdk[programs % len(chosen.sdk)]
             if sdk not in expected:
                 expected[sdk] = undisturbed(folder / f"expected-{sdk}", model, sdk, chosen.steps)
-            if len(points) < len(EVERYWHERE):
-                points += chance.sample(EVERYWHERE, len(EVERYWHERE))
+            while len(points) < chosen.steps:
+                points += chance.sample(chosen.at, len(chosen.at))
             report = Report(sdk)
             try:
                 points = disturbed(folder / str(programs), model, points, chosen.steps, chance, report)
