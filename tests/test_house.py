@@ -34,7 +34,8 @@ LADDER: dict[str, set[str]] = {
     "client": {"types", "wire", "net", "losses", "models"},
     "auth": {"net", "client"},
     "conformance": {*_CLIENT_SIDE},
-    "cli": {*_CLIENT_SIDE, "auth", "conformance", "server", "models"},
+    "demo": {""},  # written as a user would
+    "cli": {*_CLIENT_SIDE, "auth", "conformance", "demo", "server", "models"},
     "server": {"types", "wire", "engine.messages", "engine.codec", "engine.kill_points", "models"},
     "engine": set(),
     "models": set(),

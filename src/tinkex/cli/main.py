@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train", "fine-tune a model on a file of conversations"),
     "export": ("export", "write a checkpoint as a PEFT adapter, for transformers and vLLM"),
     "merge": ("merge", "write an adapter into its base model, as a plain model"),
+    "demo": ("demo", "watch a small model learn, on this machine"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),
@@ -65,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         if examples:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             lines = (f"  {line}" for line in examples.splitlines())
-            self.epilog = "examples:\n" + "\n".join(lines).replace("%", "%%")
+            self.epilog = "examples:\n" + "\n".join(lines)
         add_modes(self)
 
     def commands(self) -> argparse._SubParsersAction[Parser]:
