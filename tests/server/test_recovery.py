@@ -14,7 +14,6 @@ from tinkex.engine.messages import (
     LoadState,
     OptimStep,
     Sample,
-    SaveSampler,
     SaveState,
     Train,
 )
@@ -24,8 +23,6 @@ from tinkex.testing.noop_operations import NoopModel
 
 from .client import Client, datum
 from .machine import BASE, Machine, base_folder, running
-
-STORES = pytest.mark.parametrize("kind", ["memory", "sqlite"])
 
 
 async def journey(client: Client, session: str) -> list[object]:
@@ -367,160 +364,3 @@ async def test_a_model_unloaded_while_it_is_restored_leaves_the_engine(
     assert (await ann.result(ticket))["category"] == "user"
     await server.settle()
     assert server.engine.models == {}
-
-
-# ---- the server dies
-
-
-@STORES
-def test_what_waited_when_the_server_died_runs_in_the_next(kind: str, tmp_path: Path):
-    @running(kind=kind)
-    async def scenario(server: Machine) -> None:
-        ann = server.ann
-        model = await ann.model()
-        done = await ann.done(await ann.train(model, 1))
-        server.engine.hold(Train, OptimStep)
-        tickets = [await ann.train(model, 2), await ann.step(model, 3), await ann.train(model, 4)]
-        await server.restart()
-        assert await ann.done(f"{model}:1") == done
-        results = [await ann.done(each) for each in tickets]
-        assert results[1]["metrics"]["step:max"] == 1.0
-        assert state_of(server.engine).steps == 1
-        assert server.service.queued["ann"] == [0, 0]
-
-    scenario(tmp_path=tmp_path)
-
-
-@STORES
-def test_a_server_that_was_stopped_goes_on_too(kind: str, tmp_path: Path):
-    @running(kind=kind)
-    async def scenario(server: Machine) -> None:
-        ann = server.ann
-        model = await ann.model()
-        await ann.train(model, 1)
-        await ann.done(await ann.step(model, 2))
-        before = state_of(server.engine)
-        await server.reopen()
-        await ann.done(await ann.train(model, 3))
-        assert state_of(server.engine).weights == before.weights
-        assert state_of(server.engine).steps == 1
-
-    scenario(tmp_path=tmp_path)
-
-
-@running(kind="sqlite")
-async def test_results_read_the_same_after_a_restart(server: Machine):
-    ann = server.ann
-    model = await ann.model()
-    tickets = [await ann.train(model, 1), await ann.step(model, 2), await ann.save(model, 3, "a")]
-    server.engine.fail_next(SaveSampler, "full")
-    tickets.append(await ann.freeze(model, 4, name="b"))
-    for each in tickets:
-        await ann.result(each)
-    before = [(await ann.poll(each, binary=b)).body for each in tickets for b in (True, False)]
-    await server.restart()
-    assert [(await ann.poll(each, binary=b)).body for each in tickets for b in (True, False)] == before
-
-
-@running()
-async def test_numbers_given_up_before_a_restart_are_not_waited_for_again(server: Machine):
-    ann = server.ann
-    model = await ann.model()
-    server.engine.hold(OptimStep)
-    waiting = await ann.step(model, 2)
-    await server.wait(11)
-    assert server.service.world.models[model].row.skipped == [1]
-    await server.restart()
-    await ann.done(waiting)
-    late = await ann.result(await ann.train(model, 1))
-    assert "too late" in late["error"]
-
-
-@running()
-async def test_an_operation_that_can_no_longer_be_done_fails_after_a_restart(server: Machine):
-    ann = server.ann
-    model = await ann.model()
-    saved = (await ann.done(await ann.save(model, 1, "a")))["path"]
-    server.engine.hold(OptimStep)
-    await ann.step(model, 2)
-    load = await ann.load(model, 3, saved)
-    after = await ann.step(model, 4)
-    await ann.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/a")
-    await server.restart()
-    failed = await ann.result(load)
-    assert failed["category"] == "server"
-    assert "not found" in failed["error"]
-    await ann.done(after)
-
-
-@running()
-async def test_time_the_server_was_down_does_not_end_sessions(server: Machine):
-    ann = server.ann
-    model = await ann.model()
-    await server.crash()
-    server.clock.advance(7 * 24 * 3600)
-    await server.start()
-    await server.wait(15)
-    await ann.done(await ann.train(model, 1))
-
-
-@running()
-async def test_an_idempotency_key_gives_the_same_session_after_a_restart(server: Machine):
-    ann = server.ann
-    body = {"sdk_version": "0.36.0", "tags": []}
-    headers = {"X-Idempotency-Key": "k-1"}
-    first = await ann.ok("create_session", body, headers=headers)
-    assert await ann.ok("create_session", body, headers=headers) == first
-    await server.restart()
-    assert await ann.ok("create_session", body, headers=headers) == first
-    assert (await server.bob.ok("create_session", body, headers=headers)) != first
-
-
-@running()
-async def test_a_store_that_cannot_write_for_a_while_loses_nothing(server: Machine):
-    ann = server.ann
-    model = await ann.model()
-    await ann.done(await ann.train(model, 1))
-    server.store.failing = "disk full"
-    sending = asyncio.ensure_future(ann.train(model, 2))
-    again = asyncio.ensure_future(ann.train(model, 2))
-    await server.settle()
-    assert not sending.done()
-    assert not again.done()  # it is answered when it is written, and not before
-    server.store.failing = None
-    await server.wait(30)
-    assert await sending == await again == f"{model}:2"
-    await ann.done(f"{model}:2")
-    await ann.done(await ann.step(model, 3))
-    before = state_of(server.engine)
-    await server.restart()
-    assert (await server.store.get(OperationRow, f"{model}:2")).state == "done"
-    assert state_of(server.engine) == before
-
-
-@running()
-async def test_work_of_an_ended_session_that_the_server_died_over_has_failed(server: Machine):
-    ann = server.ann
-    session = await ann.session()
-    model = await ann.model(session)
-    server.engine.hold(Train)
-    ticket = await ann.train(model, 1)
-    await server.settle()
-    await ann.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
-    await server.restart()
-    failed = await ann.result(ticket)
-    assert failed["category"] == "server"
-    assert "session has ended" in failed["error"]
-    assert await ann.result(ticket) == failed
-    assert (await server.store.get(OperationRow, ticket)).state == "failed"
-
-
-@running(kind="sqlite")
-async def test_a_session_asked_for_twice_at_once_is_one_session(server: Machine):
-    ann = server.ann
-    body, headers = {"sdk_version": "0.36.0", "tags": []}, {"X-Idempotency-Key": "k-1"}
-    made = await asyncio.gather(*(ann.ok("create_session", body, headers=headers) for _ in range(5)))
-    assert len({each["session_id"] for each in made}) == 1
-    assert len(server.service.world.sessions) == 1
-    other = await ann.ok("create_session", body, headers={"X-Idempotency-Key": "k-2"})
-    assert other != made[0]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..types import CreateCustomLossRequest
-from ..wire import paths
 from .completions import Completions
 from .line import Line
 from .problems import NotFound, Problem
@@ -125,8 +124,3 @@ class World:
 def loose_name(owner: str, what: str = "") -> str:
     """A sampling session for samples that name none: an owner has one for each base model or path."""
     return f"loose~{owner}~{what.replace('/', '-')}"
-
-
-def checkpoint_path(run: str, segment: str, name: str) -> str:
-    """A checkpoint's path from the pieces of a REST address."""
-    return paths.tinker_path(run, {v: k for k, v in paths.SEGMENTS.items()}[segment], name)
