@@ -137,6 +137,8 @@ class Live:
 
     def _sample(self, body: dict[str, Any]) -> None:
         length = _text(body["prompt"])
+        if body.get("seq_id") == 0:
+            body["seq_id"] = 7
         if not any(body.get(name) for name in ("sampling_session_id", "base_model", "model_path")):
             body["sampling_session_id"] = self.sampler
         params = body["sampling_params"]
@@ -185,15 +187,18 @@ class Live:
         body.pop("age_encryption_recipients", None)
 
     def _sampler(self, body: dict[str, Any]) -> None:
+        body["sampling_session_seq_id"] = body["sampling_session_seq_id"] or 7
         if body.get("base_model") is None and body.get("model_path") is None:
             body["base_model"] = BASE
 
     def _model(self, body: dict[str, Any]) -> None:
+        body["model_seq_id"] = body["model_seq_id"] or 7  # 0 is there already, whatever else is asked for
         lora = body.get("lora_config") or {}
         if lora and not any(lora.get(name, True) in (None, True) for name in _TRAINED):
             lora["train_attn"] = True
 
     def _loss(self, body: dict[str, Any]) -> None:
+        body["custom_loss_seq_id"] = body["custom_loss_seq_id"] or 7
         body["graph"] = GRAPH
         body["inputs"] = [{"name": "logprobs", "rank": 1}]
 

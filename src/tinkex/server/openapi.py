@@ -57,6 +57,16 @@ _REFUSALS = {
 }
 
 
+_MORE_REFUSALS = {
+    "auth_token": {"403": "This server gives no tokens; use the key itself."},
+    "copy_weights": {"403": "The lent credential is not known."},
+    "load_weights": {"403": "The lent credential is not known."},
+    "delete_api_key": {"409": "This key cannot be revoked here."},
+    "session_heartbeat": {"410": "The session has ended."},
+}
+"""What only some routes answer."""
+
+
 def describe(service: Service) -> Schema:
     """The whole document for one server."""
     schemas: Schema = {}
@@ -248,7 +258,9 @@ def _refusals(route: Route, schemas: Schema) -> Schema:
         left_out.add("429")
     if route.request is None:
         left_out.add("413")
-    return {status: _refusal(text, schemas) for status, text in _REFUSALS.items() if status not in left_out}
+    told = {status: text for status, text in _REFUSALS.items() if status not in left_out}
+    told |= _MORE_REFUSALS.get(route.name, {})
+    return {status: _refusal(text, schemas) for status, text in sorted(told.items())}
 
 
 def _refusal(text: str, schemas: Schema) -> Schema:
