@@ -30,8 +30,15 @@ def generate() -> dict[str, str]:
         code = protoc.main(["", f"-I{SOURCE}", *targets, f"{NAME}.proto"])
         if code != 0:
             raise SystemExit(code)
-        made = (f"{NAME}_pb2.py", f"{NAME}_pb2.pyi")
-        return {name: (Path(folder) / name).read_text() for name in made}
+        made = {name: (Path(folder) / name).read_text() for name in (f"{NAME}_pb2.py", f"{NAME}_pb2.pyi")}
+        return {name: precise(text) if name.endswith("i") else text for name, text in made.items()}
+
+
+def precise(stub: str) -> str:
+    """A stub whose mappings say what they map; the generator leaves that open."""
+    return stub.replace(", _Mapping]", ", _Mapping[str, _Any]]").replace(
+        "from typing import ClassVar as _ClassVar", "from typing import Any as _Any, ClassVar as _ClassVar"
+    )
 
 
 def main() -> None:

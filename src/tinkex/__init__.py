@@ -119,4 +119,5 @@ _TABLE = {name: f".{module}" for module, names in _MODULES.items() for name in n
 _TABLE |= {module: f".{module}:" for module in ("auth", "errors", "losses", "types")}
 
 __all__ = sorted([*_TABLE, "__title__", "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_exports(__name__, _TABLE)
+if not TYPE_CHECKING:  # type checkers know the names, and find those that do not exist
+    __getattr__, __dir__ = lazy_exports(__name__, _TABLE)

@@ -315,9 +315,10 @@ class APIStatusError(APIError):
         self.response = ResponseInfo.of(response)
         self.status_code = self.response.status_code
         rule = status_rule(self.status_code)
-        self.fault, self.retryable = rule.fault, rule.retryable
+        self.fault: Fault = rule.fault
+        self.retryable: bool = rule.retryable
         self.retry_after = retry_after
-        self.request_id = request_id or self.response.headers.get("x-request-id")
+        self.request_id: str | None = request_id or self.response.headers.get("x-request-id")
         super().__init__(message, self.response.request, body=body)
 
 
@@ -456,10 +457,10 @@ class RequestFailedError(TinkerError):
         super().__init__(message)
         self.message = message
         self.request_id: str = request_id
-        self.category = RequestErrorCategory(category)
-        self.category_text = str(category)
-        self.fault = _CATEGORY_FAULTS[self.category]
-        self.retryable = self.category is RequestErrorCategory.Server
+        self.category: RequestErrorCategory = RequestErrorCategory(category)
+        self.category_text: str = str(category)
+        self.fault: Fault = _CATEGORY_FAULTS[self.category]
+        self.retryable: bool = self.category is RequestErrorCategory.Server
 
 
 _CATEGORY_FAULTS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
-from typing import Literal
+from typing import Final, Literal
 
 from ..errors import InvalidArgumentError
 from ..types.admin import (
@@ -56,9 +56,9 @@ class AdminClient(RestCalls):
             query=GetCurrentCheckpointStorageUsageRequest(project_id=project_id),
         )
 
-    get_audit_log_async = awaited(get_audit_log)
-    get_billing_usage_async = awaited(get_billing_usage)
-    get_current_checkpoint_storage_usage_async = awaited(get_current_checkpoint_storage_usage)
+    get_audit_log_async: Final = awaited(get_audit_log)
+    get_billing_usage_async: Final = awaited(get_billing_usage)
+    get_current_checkpoint_storage_usage_async: Final = awaited(get_current_checkpoint_storage_usage)
 
 
 def _written(day: date | None) -> str | None:

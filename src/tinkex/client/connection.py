@@ -46,13 +46,13 @@ class Shared:
     """Transports and limits of one address and credential."""
 
     def __init__(self, config: Config, clock: Clock, make: MakeTransport) -> None:
-        self.lanes = Lanes(config, make)
-        self.sampling = Throttle(clock)
-        self.sampling_bytes = Gate(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
-        self.training_bytes = Gate(ClientConfigResponse().fwdbwd_dispatch_bytes_semaphore_size)
-        self.result_bytes = Gate(ClientConfigResponse().inflight_response_bytes_semaphore_size)
-        self.rest = Gate(8)
-        self.sample_polls = Gate(_most_polls())
+        self.lanes: Lanes = Lanes(config, make)
+        self.sampling: Throttle = Throttle(clock)
+        self.sampling_bytes: Gate = Gate(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
+        self.training_bytes: Gate = Gate(ClientConfigResponse().fwdbwd_dispatch_bytes_semaphore_size)
+        self.result_bytes: Gate = Gate(ClientConfigResponse().inflight_response_bytes_semaphore_size)
+        self.rest: Gate = Gate(8)
+        self.sample_polls: Gate = Gate(_most_polls())
         weakref.finalize(self, _close_later, self.lanes, portal().generation).atexit = False
 
     def apply(self, settings: ClientConfigResponse) -> None:
@@ -87,6 +87,10 @@ _shared_lock = new_lock()
 class Connection:
     """One client's view of a server."""
 
+    hooks: Hooks
+    metrics: Metrics
+    teller: Teller
+
     def __init__(
         self,
         config: Config,
@@ -97,8 +101,8 @@ class Connection:
         settings: ClientConfigResponse | None = None,
         dynamic: ClientDynamicConfigResponse | None = None,
     ) -> None:
-        self.config = reached(config)
-        self.clock = clock or SystemClock()
+        self.config: Config = reached(config)
+        self.clock: Clock = clock or SystemClock()
         self._own_clock = clock
         self.hooks, self.metrics, self.teller = Hooks(), Metrics(), Teller(self.clock)
         self.closed = False

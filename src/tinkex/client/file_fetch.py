@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from .._version import __version__
@@ -33,7 +33,7 @@ from ..net.transport import Request, Response, Transport
 
 __all__ = ["FileFetcher", "Mark", "SignedUrls", "in_thread"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _BLOCK = 2**20  # bytes gathered before they are written
 _ERROR_BYTES = 2**16

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ..errors import ClientClosedError
 from ..notices import called, notice
@@ -18,7 +18,7 @@ from ..notices import called, notice
 __all__ = ["APIFuture", "Future", "Progress"]
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.progress = Progress()
+        self.progress: Progress = Progress()
         self._bridges: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stop: Callable[[], None] | None = None
         self._own_thread: int | None = None

@@ -39,6 +39,10 @@ def own_state(folders: Mapping[str, Path]) -> Path:
 class LocalFiles:
     """The files in one state folder by which those who share a server find each other."""
 
+    log: Path
+    said: Path
+    users: Path
+
     def __init__(self, state: Path) -> None:
         self.state = state
         self._own = state / "local"

@@ -36,6 +36,9 @@ _PASS = route("forward_backward")
 class ModelLine:
     """One model's operations on their way to the server."""
 
+    model_id: str
+    session: Session
+
     def __init__(self, session: Session, model_id: str) -> None:
         self.session, self.model_id = session, model_id
         self._line = Line()

@@ -73,6 +73,11 @@ class Patience:
 class Waiting:
     """Somebody who waits for one result, inside a `with` block."""
 
+    name: str
+    progress: Progress
+    request_id: str | None
+    since: float
+
     __slots__ = ("_patience", "name", "progress", "request_id", "since")
 
     def __init__(self, patience: Patience, name: str, progress: Progress, request_id: str | None) -> None:

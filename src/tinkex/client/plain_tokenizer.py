@@ -27,7 +27,7 @@ class PlainTokenizer:
     def __init__(self, tokenizer: Any, settings: Mapping[str, Any], name_or_path: str = "") -> None:
         self.backend_tokenizer = tokenizer
         self.name_or_path = name_or_path
-        self.special_tokens_map = {
+        self.special_tokens_map: dict[str, str] = {
             name: _content(settings[name]) for name in _SPECIAL if settings.get(name) is not None
         }
         self.chat_template: str | dict[str, str] | None = _template(settings.get("chat_template"))

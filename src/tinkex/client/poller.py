@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from typing import Final
 
 from ..errors import APIResponseValidationError, APIStatusError, APITimeoutError, StuckError, TinkerError
 from ..net.caller import read_answer
@@ -22,7 +23,7 @@ from .patience import Patience, Waiting
 
 __all__ = ["Poller"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _MANY = route("retrieve_futures")
 _HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
@@ -52,7 +53,7 @@ class Poller:
         self._early: dict[str, int] = {}  # done before anyone asked
         self._fetched: list[str] = []
         self._task: asyncio.Task[None] | None = None
-        self.available = True
+        self.available: bool = True
 
     async def wait(self, request_id: str, waiting: Waiting) -> int:
         """Wait until a sample is done; returns its size in bytes, 0 if that is not known."""

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -58,7 +58,7 @@ __all__ = ["wait_for_result"]
 
 T = TypeVar("T")
 Observe = Callable[[str, str | None], None]  # of a queue state and its reason
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
 _GRACE_SECONDS = 10.0

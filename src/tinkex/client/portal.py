@@ -16,7 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..errors import ClientClosedError
 from .future import Future, forget_threads
@@ -24,7 +24,7 @@ from .future import Future, forget_threads
 __all__ = ["Portal", "portal"]
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 3.0
 

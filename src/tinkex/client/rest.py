@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ExperimentalWarning, InvalidArgumentError, TraceExportError, UnsupportedByServerError
 from ..net.auth import claims_of
@@ -55,7 +55,7 @@ from .rest_calls import RestCalls, awaited, warn_user
 
 __all__ = ["RestClient"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _TRACE_SECONDS = 5.0
 _ALREADY = frozenset({409})  # "it is public already" does not change by asking again
@@ -359,28 +359,28 @@ class RestClient(RestCalls):
 
     # ---- the same for `await`
 
-    get_training_run_async = awaited(get_training_run)
-    get_training_run_by_tinker_path_async = awaited(get_training_run_by_tinker_path)
-    list_training_runs_async = awaited(list_training_runs)
-    list_checkpoints_async = awaited(list_checkpoints)
-    list_user_checkpoints_async = awaited(list_user_checkpoints)
-    get_external_weights_urls_async = awaited(get_external_weights_urls)
-    download_checkpoint_async = awaited(download_checkpoint)
-    delete_checkpoint_async = awaited(delete_checkpoint)
-    delete_checkpoint_from_tinker_path_async = awaited(delete_checkpoint_from_tinker_path)
-    publish_checkpoint_from_tinker_path_async = awaited(publish_checkpoint_from_tinker_path)
-    unpublish_checkpoint_from_tinker_path_async = awaited(unpublish_checkpoint_from_tinker_path)
-    set_checkpoint_ttl_from_tinker_path_async = awaited(set_checkpoint_ttl_from_tinker_path)
-    copy_weights_async = awaited(copy_weights)
-    get_session_async = awaited(get_session)
-    list_sessions_async = awaited(list_sessions)
-    assign_session_project_async = awaited(assign_session_project)
-    search_sessions_async = awaited(search_sessions)
-    export_session_trace_async = awaited(export_session_trace)
-    get_sampler_async = awaited(get_sampler)
-    get_audit_log_async = awaited(get_audit_log)
-    get_billing_usage_async = awaited(get_billing_usage)
-    get_current_checkpoint_storage_usage_async = awaited(get_current_checkpoint_storage_usage)
+    get_training_run_async: Final = awaited(get_training_run)
+    get_training_run_by_tinker_path_async: Final = awaited(get_training_run_by_tinker_path)
+    list_training_runs_async: Final = awaited(list_training_runs)
+    list_checkpoints_async: Final = awaited(list_checkpoints)
+    list_user_checkpoints_async: Final = awaited(list_user_checkpoints)
+    get_external_weights_urls_async: Final = awaited(get_external_weights_urls)
+    download_checkpoint_async: Final = awaited(download_checkpoint)
+    delete_checkpoint_async: Final = awaited(delete_checkpoint)
+    delete_checkpoint_from_tinker_path_async: Final = awaited(delete_checkpoint_from_tinker_path)
+    publish_checkpoint_from_tinker_path_async: Final = awaited(publish_checkpoint_from_tinker_path)
+    unpublish_checkpoint_from_tinker_path_async: Final = awaited(unpublish_checkpoint_from_tinker_path)
+    set_checkpoint_ttl_from_tinker_path_async: Final = awaited(set_checkpoint_ttl_from_tinker_path)
+    copy_weights_async: Final = awaited(copy_weights)
+    get_session_async: Final = awaited(get_session)
+    list_sessions_async: Final = awaited(list_sessions)
+    assign_session_project_async: Final = awaited(assign_session_project)
+    search_sessions_async: Final = awaited(search_sessions)
+    export_session_trace_async: Final = awaited(export_session_trace)
+    get_sampler_async: Final = awaited(get_sampler)
+    get_audit_log_async: Final = awaited(get_audit_log)
+    get_billing_usage_async: Final = awaited(get_billing_usage)
+    get_current_checkpoint_storage_usage_async: Final = awaited(get_current_checkpoint_storage_usage)
 
 
 def _some_path(path: object) -> str:

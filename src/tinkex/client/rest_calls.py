@@ -91,7 +91,7 @@ class RestCalls:
                 raise InvalidArgumentError(
                     f"{name}: give a session or base_url/api_key, not both; a session has its own"
                 )
-            self.holder = _holder
+            self.holder: Session = _holder
             return
         resolved = config or Config.resolve(base_url=base_url, api_key=api_key)
         self.holder = Session(Connection(resolved, clock=clock, make_transport=transport or make_transport))

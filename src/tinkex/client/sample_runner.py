@@ -10,7 +10,7 @@ import logging
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -46,7 +46,7 @@ from .session import Session, task_failed
 
 __all__ = ["SampleRunner", "check_answer"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _SAMPLE = route("asample")
 _BACKPRESSURE = {SAMPLING_BACKPRESSURE: "1"}
@@ -58,6 +58,9 @@ _RESUBMITS = Operation("asample", seconds=3600.0, attempts=10, resubmits=True)
 
 class SampleRunner:
     """The samples of one sampling session in this process."""
+
+    sampling_session_id: str
+    session: Session
 
     def __init__(
         self, session: Session, sampling_session_id: str, retry_config: RetryConfig | None, shadow: bool
@@ -71,7 +74,7 @@ class SampleRunner:
         self._joining: asyncio.Task[None] | None = None
         self._poller: Poller | None = None
         self._gate: Gate | None = None
-        self.patience = self._new_patience()
+        self.patience: Patience = self._new_patience()
         self.observer: weakref.ref[QueueStateObserver] | None = None  # of the queue states of samples
         self.streams = True  # until the server turns out not to know how
 

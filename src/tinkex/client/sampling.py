@@ -7,7 +7,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import AsyncIterable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SamplingClient"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _SAY_EVERY = 60.0
 

@@ -76,7 +76,7 @@ class ServiceClient(WithLocalServer):
             telemetry=telemetry,
         )
         self._connection = Connection(resolved, clock=clock, make_transport=transport or make_transport)
-        self.config = self._connection.config
+        self.config: Config = self._connection.config
         self._session = Session(self._connection)
         self._closing: Future[None] | None = None
 

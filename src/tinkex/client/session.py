@@ -10,7 +10,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from .._version import SDK_VERSION
 from ..errors import APIStatusError, ClientClosedError
@@ -34,7 +34,7 @@ from .telemetry import Telemetry
 __all__ = ["FinishStatus", "Session", "task_failed"]
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 FinishStatus = Literal["success", "errored", "interrupted"]
 HEARTBEAT_SECONDS = 10.0
@@ -56,7 +56,7 @@ class Session:
 
     def __init__(self, connection: Connection, *, session_id: str | None = None) -> None:
         self.connection = connection
-        self.shadow = session_id is not None  # opened by another process, which will finish it
+        self.shadow: bool = session_id is not None  # opened by another process, which will finish it
         self._id = session_id
         self._opening: asyncio.Task[str] | None = None
         self._opened_in: int | None = None  # which process of a line of forks finishes it
@@ -64,9 +64,11 @@ class Session:
         self._models = itertools.count()
         self._samplers = itertools.count()
         self._losses = itertools.count()
-        self.finished = False
+        self.finished: bool = False
         self.losses: dict[str, str] = {}  # names of the custom losses made here, by what they compute
-        self.telemetry = Telemetry(connection, session_id) if connection.config.telemetry else None
+        self.telemetry: Telemetry | None = (
+            Telemetry(connection, session_id) if connection.config.telemetry else None
+        )
 
     @property
     def known_id(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from ..types.datum import Datum
 from ..types.forward_backward_output import ForwardBackwardOutput
@@ -11,7 +12,7 @@ from ..wire.passes import estimate_bytes
 
 __all__ = ["REDUCERS", "combine", "split"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _MASK = 2**64 - 1
 

@@ -29,10 +29,10 @@ class Staging:
     """The unfinished form of a folder, for one checkpoint at a time."""
 
     def __init__(self, destination: str | os.PathLike[str], source: str, *, overwrite: bool) -> None:
-        self.destination = Path(os.path.abspath(Path(destination).expanduser()))
+        self.destination: Path = Path(os.path.abspath(Path(destination).expanduser()))
         if not self.destination.name:
             raise InvalidArgumentError(f"folder: {self.destination} cannot be a download's folder")
-        self.folder = self.destination.with_name(f"{self.destination.name}.part")
+        self.folder: Path = self.destination.with_name(f"{self.destination.name}.part")
         self.marks: dict[str, Mark] = {}
         self._source = source
         self._lock: int | None = None

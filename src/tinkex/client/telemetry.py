@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from .._version import SDK_VERSION
 from ..errors import (
@@ -53,7 +53,7 @@ from .redaction import scrub, scrub_data, secrets_of
 
 __all__ = ["Telemetry"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MOST_EVENTS = 10_000
 BATCH = 100
@@ -157,7 +157,7 @@ class Telemetry:
         self._generation = portal().generation
         self._sender = _Sender()
         self._last: weakref.ref[BaseException] | None = None
-        self.dropped = 0
+        self.dropped: int = 0
         weakref.finalize(self, self._sender.stop).atexit = False
 
     def __repr__(self) -> str:

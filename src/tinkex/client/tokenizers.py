@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..config import Config
 from ..errors import TinkerError, TokenizerError
@@ -28,7 +28,7 @@ from .served_tokenizers import fetch_tokenizer
 
 __all__ = ["TokenizerSource", "register_tokenizer", "resolve_tokenizer", "tokenizer_for"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

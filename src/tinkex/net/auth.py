@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from ..config import Config, Secret
 from ..errors import TinkerError
@@ -19,7 +19,7 @@ from .credentials import CredentialStore, find_credential, is_jwt, run_command
 
 __all__ = ["Auth", "claims_of"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _REFRESH_EARLY = 300.0
 _REFRESH_LATEST = 60.0

@@ -11,7 +11,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from .._version import SDK_VERSION, __version__
@@ -42,7 +42,7 @@ from .transport import Request, Response
 
 __all__ = ["Caller"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _ARCHITECTURES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
 _SAY_AFTER = 2.0  # seconds of silence after which a waiting user is told why
@@ -69,6 +69,11 @@ def _standing_headers(config: Config) -> dict[str, str]:
 class Caller:
     """Calls one server with one credential."""
 
+    auth: Auth
+    clock: Clock
+    config: Config
+    lanes: Lanes
+
     def __init__(
         self,
         config: Config,
@@ -80,9 +85,9 @@ class Caller:
         teller: Teller | None = None,
     ) -> None:
         self.config, self.lanes, self.auth, self.clock = config, lanes, auth, clock
-        self.hooks = Hooks() if hooks is None else hooks  # one without hooks yet is false
-        self.metrics = metrics or Metrics()
-        self.teller = teller or Teller(clock)
+        self.hooks: Hooks = Hooks() if hooks is None else hooks  # one without hooks yet is false
+        self.metrics: Metrics = metrics or Metrics()
+        self.teller: Teller = teller or Teller(clock)
         self._standing = _standing_headers(config)
         self._breakers: dict[str, Breaker] = {}
         self._noted: set[str] = set()

@@ -50,6 +50,8 @@ class StoredKey:
 class CredentialStore:
     """The login file, `~/.tinker/credentials.json`, readable by its owner alone."""
 
+    path: Path
+
     def __init__(self, path: Path | None = None) -> None:
         try:
             self.path = path or Path.home() / ".tinker" / "credentials.json"

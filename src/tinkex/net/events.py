@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from .locks import new_lock
 
 __all__ = ["Event", "Hooks", "context", "current_tags"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
 _IDLE_SECONDS = 2.0
@@ -69,7 +69,7 @@ class Hooks:
         self._lock = new_lock()
         self._queue: queue.SimpleQueue[tuple[Hook, Event] | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.dropped = 0
+        self.dropped: int = 0
 
     def add(self, hook: Hook) -> Callable[[], None]:
         """Call `hook` with every event from now on; returns how to stop that."""

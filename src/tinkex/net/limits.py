@@ -49,8 +49,8 @@ class Gate:
     """At most `capacity` units inside at once; something larger goes in alone."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = max(capacity, 1)
-        self.inside = 0
+        self.capacity: int = max(capacity, 1)
+        self.inside: int = 0
         self._line = _Line()
 
     @asynccontextmanager
@@ -105,10 +105,10 @@ class Throttle:
 
     def __init__(self, clock: Clock, *, start: int = 64, most: int = 400) -> None:
         self._clock = clock
-        self.limit = float(start)
+        self.limit: float = float(start)
         self.most = most
-        self.inside = 0
-        self.paused_until = 0.0
+        self.inside: int = 0
+        self.paused_until: float = 0.0
         self._halved_at = float("-inf")
         self._line = _Line()
         self._timer: asyncio.Task[None] | None = None

@@ -71,4 +71,5 @@ __all__ = [
     "make_tiny_model",
     "reply",
 ]
-__getattr__, __dir__ = lazy_exports(__name__, _TABLE)
+if not TYPE_CHECKING:  # type checkers know the names, and find those that do not exist
+    __getattr__, __dir__ = lazy_exports(__name__, _TABLE)

@@ -35,6 +35,8 @@ class Engine(Protocol):
 class DirectLink:
     """Runs an engine on the loop; answers come in later turns of it, never inside `submit`."""
 
+    epoch: int
+
     def __init__(
         self,
         make_engine: Callable[[], Engine],

@@ -99,7 +99,9 @@ class FakeService:
     ) -> None:
         self.config = config
         self.dynamic = dynamic
-        self.models = [_supported(model) for model in (_DEFAULT_MODELS if models is None else models)]
+        self.models: list[SupportedModel] = [
+            _supported(model) for model in (_DEFAULT_MODELS if models is None else models)
+        ]
         self.clock: Clock = clock or SystemClock()
         self.hold = hold
         self.latency = latency
@@ -107,18 +109,18 @@ class FakeService:
         self.large_result = large_result
         self.json_only = json_only
         self.sample_sequence_ids = sample_sequence_ids
-        self.without = check_names(without)
+        self.without: frozenset[str] = check_names(without)
         self.record = record
         self.queue_state: tuple[QueueState, str | None] = ("active", None)
-        self.stream_pace = 0.0  # seconds between two events of a streamed sample
+        self.stream_pace: float = 0.0  # seconds between two events of a streamed sample
         self.tokenizer_files: dict[str, dict[str, bytes]] = {}  # by model, what clients may fetch
         self.session_messages: dict[str, str] = {}  # info_message, warning_message, error_message
 
-        self.calls = Calls()
-        self.faults = Faults()
-        self.identity = Identity(api_keys, token_seconds)
-        self.world = World()
-        self.tickets = Tickets(keep_results)
+        self.calls: Calls = Calls()
+        self.faults: Faults = Faults()
+        self.identity: Identity = Identity(api_keys, token_seconds)
+        self.world: World = World()
+        self.tickets: Tickets = Tickets(keep_results)
         self.events: list[AuditLogEntry] = []
         self.session_keys: dict[tuple[str, str], str] = {}
         self.copy_keys: dict[tuple[str, str], str] = {}

@@ -48,7 +48,7 @@ class RequestReader:
         self._missing = 0
         self._chunked = False
         self._body: list[bytes] = []
-        self.expects_continue = False
+        self.expects_continue: bool = False
 
     def feed(self, data: bytes) -> None:
         """Take bytes."""
@@ -267,7 +267,7 @@ class FakeServer:
     """Serves a `FakeService` from a thread of its own while used as a context manager."""
 
     def __init__(self, service: FakeService | None = None, *, port: int = 0, prefix: str = "") -> None:
-        self.service = service or FakeService()
+        self.service: FakeService = service or FakeService()
         self.connections: set[Connection] = set()
         self.accepted = 0  # connections ever made
         self.errors: list[Exception] = []  # what went wrong inside the service itself

@@ -46,7 +46,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.failing: str | None = None
-        self.writes = 0
+        self.writes: int = 0
         """How many have succeeded."""
         self._tables: dict[type[Any], dict[str, Any]] = {kind: {} for kind in _KINDS}
         self._usage: dict[tuple[Any, ...], UsageRow] = {}

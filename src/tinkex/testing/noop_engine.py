@@ -43,8 +43,8 @@ class NoopEngine:
         hold: Sequence[type] = (),
     ) -> None:
         self.epoch = epoch
-        self.operations = NoopOperations(epoch, context, max_rank, folder)
-        self.sampling = NoopSampling(epoch, vocab, context, tuple(eos))
+        self.operations: NoopOperations = NoopOperations(epoch, context, max_rank, folder)
+        self.sampling: NoopSampling = NoopSampling(epoch, vocab, context, tuple(eos))
         self.seen: deque[Request] = deque(maxlen=1000)
         """The latest messages, in the order they came."""
         self.wake: Callable[[], None] = lambda: None

@@ -78,6 +78,11 @@ class NoopModel:
 class NoopOperations:
     """The models and frozen versions of one engine."""
 
+    context: int
+    epoch: int
+    folder: Path | None
+    max_rank: int
+
     def __init__(self, epoch: int, context: int, max_rank: int, folder: Path | None) -> None:
         self.epoch, self.context, self.max_rank, self.folder = epoch, context, max_rank, folder
         self.models: dict[str, NoopModel] = {}

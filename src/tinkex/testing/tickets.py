@@ -89,7 +89,7 @@ class Completions:
     def __init__(self) -> None:
         self._events: deque[FutureCompletion] = deque()
         self._trimmed = 0
-        self.bell = Bell()
+        self.bell: Bell = Bell()
 
     def add(self, completion: FutureCompletion) -> None:
         """Something ended."""
@@ -107,16 +107,19 @@ class Completions:
 class Ticket:
     """One piece of accepted work."""
 
+    category: str
+    error: str
+
     __slots__ = (
         "_forms", "bell", "category", "completions", "delivered", "error", "fate", "id", "model_id",
         "owner", "result", "route", "sequence_ids", "state",
     )  # fmt: skip
 
     def __init__(self, id: str, route: str, owner: str, fate: Fate | None = None) -> None:
-        self.id = id
-        self.route = route
-        self.owner = owner
-        self.fate = fate
+        self.id: str = id
+        self.route: str = route
+        self.owner: str = owner
+        self.fate: Fate | None = fate
         self.state: State = "pending"
         self.result: Any = None
         self.error = ""
@@ -124,8 +127,8 @@ class Ticket:
         self.model_id: str | None = None
         self.sequence_ids: list[str] | None = None
         self.completions: Completions | None = None
-        self.delivered = False
-        self.bell = Bell()
+        self.delivered: bool = False
+        self.bell: Bell = Bell()
         self._forms: dict[bool, bytes] = {}
 
     def finish(self, result: Any) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_END, _, _TURN_END = range(256, 259)
+_END, _TURN_END = 256, 258
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

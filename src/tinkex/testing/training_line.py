@@ -22,7 +22,7 @@ class TrainingLine:
         self.arrived: list[int] = []  # every number in order of arrival, repeats included
         self.executed: list[int] = []
         self.skipped: list[int] = []
-        self.next = 0
+        self.next: int = 0
         self._later = later
         self._waiting: dict[int, Job] = {}
         self._used: set[int] = set()

@@ -36,8 +36,8 @@ class HandlerTransport:
         self.handler = handler
         self.clock: Clock = clock or SystemClock()
         self.online = True
-        self.closed = False
-        self.requests = 0
+        self.closed: bool = False
+        self.requests: int = 0
 
     async def send(self, request: Request) -> Response:
         """Send one request and wait for its answer."""
@@ -130,7 +130,7 @@ class ScriptedTransport:
         self, lines: Iterable[Line] = (), *, repeat_last: bool = False, clock: Clock | None = None
     ) -> None:
         self.requests: list[Request] = []
-        self.closed = False
+        self.closed: bool = False
         self._lines = list(lines)
         self._next = 0
         self._repeat_last = repeat_last

@@ -558,4 +558,5 @@ _MODULES = {
 _TABLE = {name: f".{module}" for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_TABLE)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_exports(__name__, _TABLE)
+if not TYPE_CHECKING:  # type checkers know the names, and find those that do not exist
+    __getattr__, __dir__ = lazy_exports(__name__, _TABLE)

@@ -39,7 +39,7 @@ class Maybe(Rule):
     takes_null = True
 
     def __init__(self, inner: Rule) -> None:
-        self.inner = inner
+        self.inner: Rule = inner
 
     def take(self, value: Any, lenient: bool = False) -> Any:
         """Accept null, or what the inner rule accepts."""
@@ -52,6 +52,10 @@ class Maybe(Rule):
 
 class Items(Rule):
     """A list of values of one kind."""
+
+    inner: Rule
+    longest: int | None
+    shortest: int | None
 
     __slots__ = ("inner", "longest", "shortest")
 
@@ -86,7 +90,7 @@ class Table(Rule):
     __slots__ = ("inner",)
 
     def __init__(self, inner: Rule) -> None:
-        self.inner = inner
+        self.inner: Rule = inner
 
     def take(self, value: Any, lenient: bool = False) -> dict[str, Any]:
         """Accept a mapping and make a new dict."""
@@ -113,7 +117,7 @@ class Own(Rule):
     __slots__ = ("kind",)
 
     def __init__(self, kind: Any) -> None:
-        self.kind = kind
+        self.kind: Any = kind
 
     def take(self, value: Any, lenient: bool = False) -> Any:
         """Accept an instance, or what the class can be read from."""
@@ -135,6 +139,10 @@ class OneOf:
     whose key has a value no arm has.
     """
 
+    infer: Callable[[Mapping[str, Any]], str | None] | None
+    key: str
+    unknown: Any
+
     def __init__(
         self,
         key: str,
@@ -148,11 +156,14 @@ class OneOf:
 class Tagged(Rule):
     """A value of one of several records."""
 
+    kinds: tuple[Any, ...]
+    mark: OneOf
+
     __slots__ = ("arms", "kinds", "mark")
 
     def __init__(self, kinds: Sequence[Any], mark: OneOf) -> None:
         self.kinds, self.mark = tuple(kinds), mark
-        self.arms = {kind.__tag__: kind for kind in kinds if kind is not mark.unknown}
+        self.arms: dict[Any, Any] = {kind.__tag__: kind for kind in kinds if kind is not mark.unknown}
 
     def take(self, value: Any, lenient: bool = False) -> Any:
         """Accept an instance of an arm, or a mapping that names one."""
@@ -185,7 +196,7 @@ class AnyOf(Rule):
     __slots__ = ("rules",)
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = tuple(rules)
+        self.rules: tuple[Rule, ...] = tuple(rules)
 
     def take(self, value: Any, lenient: bool = False) -> Any:
         """Try each rule in turn."""

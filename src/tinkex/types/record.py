@@ -274,7 +274,7 @@ class Record(_Struct, Duck, metaclass=RecordMeta):
 
     __open__: ClassVar[bool] = False  # keeps unknown names in `extra` instead of refusing them
     writes_null: ClassVar[frozenset[str]] = frozenset()  # fields whose None is sent as null
-    __tag__: ClassVar[str | None] = None  # the value of `type` (or `state`) that names this record
+    __tag__: ClassVar[str] = ""  # the value of `type` (or `state`) that names this record
 
     @classmethod
     def _build(cls, taken: dict[str, Any], extra: Mapping[str, Any]) -> Self:

@@ -71,6 +71,9 @@ def _plain_number(value: Any) -> Any:
 class Text(Rule):
     """A string."""
 
+    longest: int | None
+    shortest: int | None
+
     __slots__ = ("longest", "shortest")
 
     def __init__(self, shortest: int | None = None, longest: int | None = None) -> None:
@@ -149,7 +152,7 @@ class Integer(Rule):
     __slots__ = ("bounds",)
 
     def __init__(self, bounds: Bounds = UNBOUNDED) -> None:
-        self.bounds = bounds
+        self.bounds: Bounds = bounds
 
     def take(self, value: Any, lenient: bool = False) -> int:
         """Accept a whole number in any common form."""
@@ -185,7 +188,7 @@ class Number(Rule):
     __slots__ = ("bounds",)
 
     def __init__(self, bounds: Bounds = UNBOUNDED) -> None:
-        self.bounds = bounds
+        self.bounds: Bounds = bounds
 
     def take(self, value: Any, lenient: bool = False) -> float:
         """Accept a number in any common form."""
@@ -244,7 +247,7 @@ class Moment(Rule):
     __slots__ = ("aware",)
 
     def __init__(self, aware: bool = False) -> None:
-        self.aware = aware
+        self.aware: bool = aware
 
     def take(self, value: Any, lenient: bool = False) -> datetime:
         """Accept a datetime, RFC 3339 text or a Unix time."""
@@ -300,7 +303,7 @@ class Choice(Rule):
     __slots__ = ("options",)
 
     def __init__(self, options: Sequence[Any]) -> None:
-        self.options = tuple(options)
+        self.options: tuple[Any, ...] = tuple(options)
 
     def take(self, value: Any, lenient: bool = False) -> Any:
         """Accept one of the options; a decoder also keeps a word it does not know."""
@@ -328,7 +331,7 @@ class Member(Rule):
     __slots__ = ("kind",)
 
     def __init__(self, kind: type[Enum]) -> None:
-        self.kind = kind
+        self.kind: type[Enum] = kind
 
     def take(self, value: Any, lenient: bool = False) -> Enum:
         """Accept a member or its value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from .arrays import Array
 from .identifiers import StopReason
@@ -73,7 +74,7 @@ class SampledSequence:
             and self.topk_logprobs == other.topk_logprobs
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +117,7 @@ class SampleResponse:
             and _same_alternatives(self.prompt_alt_tokens, other.prompt_alt_tokens)
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 def _same_alternatives(left: PromptAltTokens | None, right: PromptAltTokens | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -55,7 +55,7 @@ _by_type = OneOf("type", unknown=UnknownVariant)
 class CreateSessionRequest(Record):
     """Opens a session; metadata that is None is sent as null, since the field is required."""
 
-    writes_null = frozenset({"user_metadata"})
+    writes_null: ClassVar[frozenset[str]] = frozenset({"user_metadata"})
     tags: list[str]
     user_metadata: dict[str, Any] | None
     sdk_version: str

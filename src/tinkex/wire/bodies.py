@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -61,14 +61,14 @@ class WeightsInfoRequest(Record):
 class SetTtlRequest(Record):
     """When a checkpoint expires; null means never, and is sent as such."""
 
-    writes_null = frozenset({"ttl_seconds"})
+    writes_null: ClassVar[frozenset[str]] = frozenset({"ttl_seconds"})
     ttl_seconds: int | None = None
 
 
 class FinishSessionRequest(Record):
     """Ends a session; a null detail is sent as such."""
 
-    writes_null = frozenset({"detail"})
+    writes_null: ClassVar[frozenset[str]] = frozenset({"detail"})
     reason: ClientSessionFinishReason
     detail: str | None = None
 

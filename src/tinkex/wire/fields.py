@@ -41,7 +41,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
-        self.length = 0
+        self.length: int = 0
 
     def raw(self, data: bytes) -> None:
         """Append bytes as they are."""

@@ -83,7 +83,7 @@ class PassBody:
         self._buffer: bytearray | None = _buffers.take(message.length)
         self._view = memoryview(self._buffer)[: message.length]
         message.write_into(self._view)
-        self.datums = len(request.data)
+        self.datums: int = len(request.data)
 
     def __len__(self) -> int:
         return len(self._view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from ..errors import InvalidArgumentError
 from ..types.checkpoint import KINDS, SCHEME, CheckpointType, ParsedCheckpointTinkerPath
@@ -24,7 +25,7 @@ CLONE_BLOCK = 1_000_000_000  # a clone's sample numbers start at its id times th
 NAME = r"[A-Za-z0-9_.:=@+,~-]{1,255}"  # a checkpoint's name, as a regular expression
 _NAME = re.compile(NAME)
 
-parse = ParsedCheckpointTinkerPath.from_tinker_path
+parse: Final = ParsedCheckpointTinkerPath.from_tinker_path
 
 
 def check_name(name: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .._lazy import np
 from ..errors import InvalidArgumentError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_sample_response", "encode_sample_response"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 _STOP_REASONS: dict[int, StopReason] = {0: "stop", 1: "length"}
 _STOP_NUMBERS = {"stop": 0, "length": 1}
