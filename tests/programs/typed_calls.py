@@ -12,6 +12,7 @@ def blocking(client: tinkex.ServiceClient, data: list[types.Datum], prompt: type
     """Calls as in a script."""
     trainer = client.create_lora_training_client("a", rank=8)
     assert_type(trainer, tinkex.TrainingClient)
+    types.Datum(prompt, {"target_tokens": [1, 2], "weights": [0.5, 1.0]})  # lists and arrays, too
     passed = trainer.forward_backward(data, "cross_entropy")
     assert_type(passed, tinkex.APIFuture[types.ForwardBackwardOutput])
     assert_type(passed.result(), types.ForwardBackwardOutput)
@@ -47,6 +48,7 @@ async def awaited(client: tinkex.ServiceClient, data: list[types.Datum], prompt:
 
 def mistakes(trainer: tinkex.TrainingClient, data: list[types.Datum]) -> None:
     """What a type checker must find fault with."""
+    _ = tinkex.ServiceCleint  # type: ignore[attr-defined]
     trainer.forward_backward(data, "bogus")  # type: ignore[arg-type]
     trainer.optim_step(1e-4)  # type: ignore[arg-type]
     _ = trainer.forward_backward(data, "ppo").result().nothing  # type: ignore[attr-defined]
