@@ -130,10 +130,13 @@ async def _get_info(ask: Ask) -> Answer:
 
 
 def tokenizer_id(ask: Ask, base_model: str) -> str:
-    """Where a client finds the tokenizer: on this machine the model's own folder, else its name."""
+    """Where a client finds the tokenizer: on this machine the model's own folder, else its name.
+
+    Behind a proxy everybody seems to be on this machine: then nobody is taken to be.
+    """
     facts = ask.service.catalogue.by_name.get(base_model)
     try:
-        near = ipaddress.ip_address(ask.peer).is_loopback
+        near = ipaddress.ip_address(ask.peer).is_loopback and ask.service.options.public_url is None
     except ValueError:
         near = False
     if facts is None or not near or not (facts.folder / "tokenizer.json").is_file():
