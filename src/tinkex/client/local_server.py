@@ -33,7 +33,7 @@ from .local_files import LocalFiles, own_state
 
 __all__ = ["NEEDED", "LocalServer", "LocalServerError", "join_again", "local_server", "reached"]
 
-NEEDED = ("uvicorn", "starlette", "torch", "transformers", "safetensors", "tokenizers")
+NEEDED = ("uvicorn", "torch", "transformers", "safetensors", "tokenizers")
 """What a server needs beyond a client; looked for, not imported: a server is a process of its own."""
 START_SECONDS = 900.0
 """For how long a server is waited for; large models take minutes to load."""
