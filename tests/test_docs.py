@@ -32,7 +32,7 @@ from tinkex.wire import headers
 from .markdown import blocks, commands, differences, inline
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BEHAVIOUR = ROOT / "docs" / "behaviour.md"
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _SECTION = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")

@@ -161,8 +161,10 @@ def test_an_example_shows_what_it_promises(
     check(capsys.readouterr().out)
 
 
-def test_every_example_is_run_here() -> None:
-    assert sorted(SHOWN) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
+def test_every_example_is_run_here_and_on_the_list() -> None:
+    names = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    assert sorted(SHOWN) == names
+    assert sorted(re.findall(r"^\| \[(\w+)\.py\]", (EXAMPLES / "README.md").read_text(), re.M)) == names
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
