@@ -20,12 +20,13 @@ __all__ = ["COMMANDS", "Parser", "Run", "main", "parser_of", "top_parser"]
 Run: TypeAlias = Callable[[argparse.Namespace, Output], int]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "watch a small model learn, on this machine"),
     "chat": ("chat", "talk to a model, token by token"),
     "sample": ("sample", "continue a prompt, or many"),
     "train": ("train", "fine-tune a model on a file of conversations"),
     "export": ("export", "write a checkpoint as a PEFT adapter, for transformers and vLLM"),
     "merge": ("merge", "write an adapter into its base model, as a plain model"),
-    "demo": ("demo", "watch a small model learn, on this machine"),
+    "models": ("models", "list and add the models on this machine"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),

@@ -1,18 +1,19 @@
 """How a model's name becomes a folder with its files.
 
 In this order: a folder's own path; an entry of the folders in TINKEX_MODELS (`<folder>/<name>`, the name
-may hold a slash); a model that ships with the package.
+may hold a slash); what was added with `tinkex models add`; a model that ships with the package.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["EMBEDDED", "check", "expanded", "is_path", "known", "resolve"]
+__all__ = ["EMBEDDED", "check", "expanded", "home", "is_path", "known", "resolve", "shelves"]
 
 EMBEDDED = Path(__file__).parent
 """Where the models of the package itself are, one folder each."""
@@ -39,8 +40,8 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> Path:
     offer = ", ".join(known(environ))
     raise InvalidArgumentError(
         f"model {name!r}: no such folder, and it is not known by that name. "
-        f"Give its folder, NAME=FOLDER, or put it under a folder named in TINKEX_MODELS. "
-        + (f"Known here: {offer}" if offer else "None is known here")
+        f"Give its folder, NAME=FOLDER, put it under a folder named in TINKEX_MODELS, or add it with "
+        f"`tinkex models add`. " + (f"Known here: {offer}" if offer else "None is known here")
     )
 
 
@@ -62,7 +63,7 @@ def known(environ: Mapping[str, str] | None = None) -> list[str]:
     for shelf in (*shelves(environ), EMBEDDED):
         for pattern in ("*/config.json", "*/*/config.json"):
             names |= {found.parent.relative_to(shelf).as_posix() for found in shelf.glob(pattern)}
-    return sorted(names)
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def is_model(folder: Path) -> bool:
@@ -71,7 +72,31 @@ def is_model(folder: Path) -> bool:
 
 
 def shelves(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """The folders named in TINKEX_MODELS."""
+    """The folders named in TINKEX_MODELS, and the one for models that were added."""
+    own = home(environ)
+    named = _named(environ)
+    return named if own is None or own in named else [*named, own]
+
+
+def home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where models are added: the first folder in TINKEX_MODELS, else the platform's place for data."""
+    env = os.environ if environ is None else environ
+    named = _named(environ)
+    if named:
+        return named[0]
+    try:
+        if sys.platform == "win32":
+            root = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            root = Path.home() / "Library" / "Application Support"
+        else:
+            root = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:  # whoever runs this has no home
+        return None
+    return root / "tinkex" / "models"
+
+
+def _named(environ: Mapping[str, str] | None) -> list[Path]:
     listed = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
     return [expanded(each) for each in listed.split(os.pathsep) if each]
 
