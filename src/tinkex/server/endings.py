@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..engine.messages import BASE_VERSION
@@ -30,8 +31,9 @@ async def end_session(
     for model in list(session.models.values()):
         model.row.state, model.row.note = "unloaded", why
         models.append(model.row)
-        service.drop_model(model, f"model {model.id} was unloaded: {why}")
-        service.spawn(service.remove_folder(service.folders.snapshot(model.id, 0).parent))
+        # Not before the engine is done with it: it may be writing there.
+        forget = partial(_forget_snapshots, service, model.id)
+        service.drop_model(model, f"model {model.id} was unloaded: {why}", forget)
     _drop_samplers(service, session)
     await service.keep(
         Put(row),
@@ -40,6 +42,10 @@ async def end_session(
             AuditRow(now, row.owner, f"session.{status}", details={"session_id": row.id, "reason": reason})
         ),
     )
+
+
+def _forget_snapshots(service: Service, model_id: str) -> None:
+    service.spawn(service.remove_folder(service.folders.snapshot(model_id, 0).parent))
 
 
 def _drop_samplers(service: Service, session: LiveSession) -> None:

@@ -74,15 +74,16 @@ class Scheduler:
         if not model.open:
             self._recover()
 
-    def remove(self, model: LiveModel, reason: str) -> None:
-        """Let a model go; what it still has in line fails."""
+    def remove(self, model: LiveModel, reason: str, gone: Callable[[], None] = lambda: None) -> None:
+        """Let a model go, `gone` is called when the engine has; what it still has in line fails."""
         self.models.pop(model.id, None)
         self.restored(model.id)
         self._ready.pop(model.id, None)
         for operation in model.line.clear():
             self._end(operation, Outcome(error=reason, category="user"))
-        if model.open:
-            self.room.tell(Unload(self.room.epoch, self.room.next_name(), model.id))
+        unload = Unload(self.room.epoch, self.room.next_name(), model.id)
+        if not model.open or not self.room.tell(unload, lambda answer: gone()):
+            gone()
         model.open = False
 
     def restores(self, model_id: str) -> bool:

@@ -364,11 +364,11 @@ class Service:
         else:  # its session has ended meanwhile: nobody will sample from them
             desk.thaw(work.version)
 
-    def drop_model(self, model: LiveModel, reason: str) -> None:
-        """A model is no longer alive."""
+    def drop_model(self, model: LiveModel, reason: str, gone: Callable[[], None] = lambda: None) -> None:
+        """A model is no longer alive; `gone` is called when its engine is done with it."""
         self.world.models.pop(model.id, None)
         model.session.models.pop(model.id, None)
-        self.scheduler_of(model).remove(model, reason)
+        self.scheduler_of(model).remove(model, reason, gone)
 
     async def corrupt(self, model: LiveModel, trouble: str) -> None:
         """A model cannot be trusted any more: say so, and fail what it has in line."""
