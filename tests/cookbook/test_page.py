@@ -19,7 +19,7 @@ def test_every_command_is_run_by_some_test() -> None:
     blocks = {name: block for name, block in sections().items() if block}
     recipe_names = list(recipes())
     assert recipe_names == ["chat_sl", "math_rl", "dpo", "on_policy_distillation", "sl_loop", "rl_loop"]
-    others = ["Install", "A folder to work in", "The server", "With our client"]
+    others = ["Install", "A folder to work in", "The server", "With our client", "Taking weights home"]
     assert sorted(blocks) == sorted([*others, *recipe_names])
     assert {name: len(block) for name, block in blocks.items() if len(block) > 1} == {
         "The server": 2,

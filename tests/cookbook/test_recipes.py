@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import subprocess
@@ -80,7 +81,7 @@ def test_reinforcement_learning_logs_its_rewards(kitchen: Kitchen) -> None:
 
 def test_what_the_server_tells_of_a_step_is_in_the_log(kitchen: Kitchen) -> None:
     kitchen.cooked("chat_sl")
-    assert kitchen.metric("chat_sl", "step:max") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert kitchen.metric("chat_sl", "step:max") == [*range(1, 11)]
     assert all(norm > 0 for norm in kitchen.metric("chat_sl", "grad_norm:max"))
 
 
@@ -91,18 +92,27 @@ def test_the_run_remembers_how_its_chats_were_written(kitchen: Kitchen, served: 
     assert (run.user_metadata or {})["renderer_name"] == "qwen3_instruct"
 
 
-def test_the_pirate_speaks(kitchen: Kitchen, served: Served) -> None:
+def test_the_pirate_speaks_on_the_server_and_at_home(kitchen: Kitchen, served: Served) -> None:
     kitchen.cooked("chat_sl")
     *_, last = kitchen.rows("chat_sl", "checkpoints.jsonl")
+    asked = "<|im_start|>user\nWhat is a boat?<|im_end|>\n<|im_start|>assistant\n"
     with tinkex.ServiceClient(base_url=served.url, api_key=served.key) as client:
         sampler = client.create_sampling_client(model_path=last["sampler_path"])
-        tokenizer = sampler.get_tokenizer()
-        prompt = types.ModelInput.from_ints(
-            tokenizer.encode("<|im_start|>user\nWhat is a boat?<|im_end|>\n<|im_start|>assistant\n")
-        )
-        greedy = types.SamplingParams(max_tokens=24, temperature=0.0)
-        said = tokenizer.decode(sampler.sample(prompt, 1, greedy).result().sequences[0].tokens)
-    assert said.startswith("Arr"), said
+        prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode(asked))
+        greedy = types.SamplingParams(max_tokens=12, temperature=0.0)
+        there = sampler.sample(prompt, 1, greedy).result().sequences[0].tokens
+        assert sampler.get_tokenizer().decode(there).startswith("Arr")
+
+    kitchen.run(["bash", "-euo", "pipefail", "-c", sections()["Taking weights home"][0]])
+    assert (kitchen.folder / "pirate-adapter" / "adapter_model.safetensors").is_file()
+    code = (
+        "import torch, transformers as t; "
+        "model = t.AutoModelForCausalLM.from_pretrained('pirate-model', dtype='float32'); "
+        f"asked = torch.tensor([{prompt.to_ints()}]); "
+        "print(model.generate(asked, max_new_tokens=12, do_sample=False).tolist()[0])"
+    )
+    at_home = json.loads(kitchen.run(["python", "-c", code]).splitlines()[-1])
+    assert at_home == [*prompt.to_ints(), *there]
 
 
 def test_a_recipe_that_was_killed_goes_on_from_its_last_checkpoint_on_a_restarted_server(
@@ -119,11 +129,11 @@ def test_a_recipe_that_was_killed_goes_on_from_its_last_checkpoint_on_a_restarte
         kitchen = Kitchen(tmp_path / "kitchen", environment, served, ours=False)
         kitchen.cooked("chat_sl")
     steps = [row["step"] for row in kitchen.rows("chat_sl", "metrics.jsonl")]
-    assert steps == [*range(len(before)), 2, 3, 4, 5, 6, 7]
+    assert steps == [*range(len(before)), *range(2, 10)]
     after = kitchen.metric("chat_sl", "train_mean_nll")[len(before) :]
     assert max(after) < before[0] / 2, "what was learnt is there"
     counted = kitchen.metric("chat_sl", "step:max")[len(before) :]
-    assert counted == [counted[0] + i for i in range(6)]
+    assert counted == [counted[0] + i for i in range(8)]
     assert counted[0] > 2, "the optimizer's state is there"
     names = [row["name"] for row in kitchen.rows("chat_sl", "checkpoints.jsonl")]
     assert (names[0], names[-1]) == ("000002", "final")
