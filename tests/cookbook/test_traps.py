@@ -73,3 +73,26 @@ def test_data_that_changed_is_not_read_again(official: Kitchen) -> None:
     assert official.run(["python", "-c", ask]).splitlines()[-1] == first.splitlines()[-1] == "#### 2"
     official.run(["rm", "-r", "hf/datasets"])
     assert official.run(["python", "-c", ask]).splitlines()[-1] == "#### 9"
+
+
+def test_what_the_cookbooks_own_download_takes(official: Kitchen) -> None:
+    official.cooked("chat_sl")
+    *_, last = official.rows("chat_sl", "checkpoints.jsonl")
+    code = """
+import os, sys, tinker
+from tinker_cookbook import weights
+trainer = tinker.ServiceClient().create_training_client_from_state(sys.argv[1])
+exported = trainer.save_weights_external("home").result().path
+print(*sorted(os.listdir(weights.download(tinker_path=exported, output_dir="home"))))
+for path in sys.argv[1:]:
+    try:
+        weights.download(tinker_path=path, output_dir="elsewhere")
+    except Exception as problem:
+        print(str(problem).replace(chr(10), " "))
+"""
+    files, training, sampler = official.run(
+        ["python", "-W", "ignore", "-c", code, last["state_path"], last["sampler_path"]]
+    ).splitlines()[-3:]
+    assert files == "adapter_config.json adapter_model.safetensors"
+    assert "this server writes no encrypted exports" in training
+    assert "no attribute 'get_checkpoint_archive_url_from_tinker_path'" in sampler
