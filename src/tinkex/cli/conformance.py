@@ -64,10 +64,15 @@ def _conformance(arguments: argparse.Namespace, out: Output) -> int:
         return 0
     config = Config.resolve(base_url=arguments.base_url, api_key=arguments.api_key)
     # What goes wrong is told in the table; the client's own words would come in between.
-    logging.getLogger("tinkex").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        report = _run(config, arguments, checks, out)
+    logger = logging.getLogger("tinkex")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = _run(config, arguments, checks, out)
+    finally:
+        logger.setLevel(level)
     if out.mode == "json":
         out.document(report.document())
     elif out.mode == "quiet":
