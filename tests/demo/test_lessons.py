@@ -20,7 +20,7 @@ from tinkex.demo.screen import Screen
 
 MISSING = [name for name in NEEDED if find_spec(name) is None]
 needs_engine = pytest.mark.skipif(bool(MISSING), reason=f"a server needs {', '.join(MISSING)}")
-SHORT = Plan(sft_steps=36, sft_held_out=24, rl_steps=8, rl_held_out=34, seed=1)
+SHORT = Plan(sft_steps=36, sft_held_out=24, rl_steps=12, rl_held_out=34, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_short_supervised_lesson_is_learned(client: tinkex.ServiceClient):
 
 def test_a_short_reinforcement_lesson_is_learned(client: tinkex.ServiceClient):
     lesson = teach(client, "rl", SHORT, Screen(io.StringIO(), live=False))
-    assert len(lesson.curve) == 8
+    assert len(lesson.curve) == 12
     assert all(0 <= value <= 1 for value in lesson.curve)
     assert lesson.change.samples >= 256
     assert lesson.change.change > 0

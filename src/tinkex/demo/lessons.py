@@ -29,7 +29,7 @@ class Plan:
     rank: int = 16
     sft_steps: int = 60
     sft_held_out: int = 32
-    rl_steps: int = 25
+    rl_steps: int = 40
     rl_held_out: int = 64
     """Pairs of numbers; each is asked in both orders."""
     rl_samples: int = 4

@@ -36,8 +36,8 @@ def example(prompt: tinkex.ModelInput, reply: tinkex.SampledSequence, advantage:
 
 
 def train(
-    trainer: tinkex.TrainingClient, sums: Sequence[Sum], *, steps: int = 25, ask: int = 64, group: int = 4,
-    learning_rate: float = 1e-3, seed: int = 0,
+    trainer: tinkex.TrainingClient, sums: Sequence[Sum], *, steps: int = 40, ask: int = 64, group: int = 6,
+    learning_rate: float = 6e-4, seed: int = 0,
 ) -> Iterator[float]:  # fmt: skip
     """Answer sums, reward the answers, learn from them; yields the mean reward, step by step."""
     rng = random.Random(seed)
