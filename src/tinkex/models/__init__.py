@@ -72,10 +72,9 @@ def is_model(folder: Path) -> bool:
 
 
 def shelves(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """The folders named in TINKEX_MODELS, and the one for models that were added."""
-    own = home(environ)
-    named = _named(environ)
-    return named if own is None or own in named else [*named, own]
+    """The folders named in TINKEX_MODELS, and the one for models that were added, if there is one."""
+    own, named = home(environ), _named(environ)
+    return named if own is None or own in named or not own.is_dir() else [*named, own]
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path | None:
