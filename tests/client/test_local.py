@@ -281,6 +281,23 @@ except KeyboardInterrupt:
     until(lambda: not alive(server))
 
 
+@needs_engine
+def test_one_that_died_is_started_again_with_what_was_saved(model: Path, tmp_path: Path):
+    first = tinkex.ServiceClient.local(str(model), state=tmp_path, telemetry=False)
+    trainer = first.create_lora_training_client("tiny", rank=4)
+    saved = trainer.save_state("kept").result(SECONDS).path
+    server = LocalFiles(tmp_path).holder()
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    until(lambda: LocalFiles(tmp_path).holder() is None)
+    with tinkex.ServiceClient.local(str(model), state=tmp_path, telemetry=False) as client:
+        assert LocalFiles(tmp_path).holder() not in (server, None)
+        again = client.create_training_client_from_state(saved)
+        assert again.get_info().model_data.model_name == "tiny"
+    first.close().result(SECONDS)
+    let_go(tmp_path)
+
+
 # ---- what keeps it from starting
 
 
@@ -340,6 +357,14 @@ def test_a_folder_somebody_else_s_server_has_is_refused(tmp_path: Path, model: P
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LocalServerError, match=f"in use by process {os.getpid()}"):
             tinkex.ServiceClient.local(str(model), state=tmp_path)
+
+
+def test_without_a_home_a_state_folder_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(starting, "find_spec", lambda name: 1)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    with pytest.raises(LocalServerError, match="pass state="):
+        local_server("nano")
 
 
 @needs_engine

@@ -103,7 +103,7 @@ def local_server(
     """
     _check_installed()
     folders = _folders([names] if isinstance(names, str) else names)
-    files = LocalFiles(own_state(folders) if state is None else models.expanded(state).absolute())
+    files = LocalFiles(_own_state(folders) if state is None else models.expanded(state).absolute())
     arguments = [word for name, folder in folders.items() for word in ("--model", f"{name}={folder}")]
     with _lock, _telling(", ".join(folders)) as waiting:
         _make(files)
@@ -140,6 +140,15 @@ def _folders(names: Sequence[str]) -> dict[str, Path]:
     if not found:
         raise InvalidArgumentError("a local server needs a model: give its name or folder")
     return found
+
+
+def _own_state(folders: dict[str, Path]) -> Path:
+    try:
+        return own_state(folders)
+    except RuntimeError:  # whoever runs this has no home
+        raise LocalServerError(
+            "there is no home folder to keep a local server's things in: pass state=…"
+        ) from None
 
 
 def _make(files: LocalFiles) -> None:
@@ -187,7 +196,9 @@ def _launch(files: LocalFiles, arguments: list[str]) -> subprocess.Popen[bytes]:
             )
         except OSError as problem:
             raise LocalServerError(f"{sys.executable} cannot be started: {problem.strerror}") from None
-    _started[files.state] = process  # kept, so that the system's record of its end is taken
+    if files.state in _started:  # it has died; the system waits for somebody to take note
+        _started[files.state].poll()
+    _started[files.state] = process
     return process
 
 

@@ -13,7 +13,7 @@ __all__ = ["checks"]
 OLDEST, NEWEST = (3, 11), (3, 14)
 CLIENT = ("aiohttp", "httptools", "msgspec", "numpy", "orjson", "protobuf", "pyqwest", "zstandard")
 TOKENIZERS = ("tokenizers", "jinja2")
-SERVER = ("safetensors", "tokenizers", "torch", "transformers", "uvicorn")
+SERVER = ("gguf", "safetensors", "tokenizers", "torch", "transformers", "uvicorn")
 
 
 def checks() -> Iterator[Check]:
