@@ -16,10 +16,10 @@ from urllib.parse import unquote
 from ..wire.headers import API_KEY
 from ..wire.jsonbody import encode
 from ..wire.routes import PREFIX, Route
+from ..wire.routing import find_route, methods_of
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
 from .problems import Problem
 from .reading import Gone, Receive, number_in, read_all, read_query, understand
-from .routing import find_route, methods_of
 from .service import Service
 
 log = logging.getLogger(__name__)

@@ -14,12 +14,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from ..engine.messages import (
     Answer,
-    AskStats,
     Failed,
     Request,
     SampleAccepted,
     SampleDone,
-    Stats,
     TokenStep,
 )
 from .clock import Clock
@@ -62,7 +60,6 @@ class EngineRoom:
         self._waiters: dict[str, Waiter] = {}
         self._numbers = 0
         self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] | None = None
 
     @property
     def facts(self) -> dict[str, float | int | str | bool | None]:
@@ -164,12 +161,6 @@ class EngineRoom:
         if isinstance(answer, Failed):
             raise Failure(answer.text, answer.category)
         return answer
-
-    async def stats(self) -> dict[str, float | int | str | bool | None]:
-        """What the engine holds and does."""
-        answer = await self.call(AskStats(self.epoch, self.next_name()))
-        assert isinstance(answer, Stats)
-        return answer.figures
 
     def _deliver(self, answer: Answer) -> None:
         if isinstance(answer, (TokenStep, SampleAccepted, SampleDone)):

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.kill_points import reach
@@ -393,8 +392,3 @@ class Scheduler:
 
 def _failed(answer: Failed | PartFailure) -> Outcome:
     return Outcome(error=answer.text, category=answer.category)
-
-
-def snapshot_folder(root: Path, model_id: str, seq: int) -> Path:
-    """Where a snapshot lies."""
-    return root / model_id / str(seq)

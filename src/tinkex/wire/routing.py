@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import unquote
 
-from ..wire.routes import ROUTES, Route
+from .routes import ROUTES, Route
 
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
