@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from engine_cpu import MODULES, SHAPES
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -34,30 +35,7 @@ from tinkex.engine.messages import (
 )
 
 PROMPT = 32
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
 COMMON = {"max_position_embeddings": 2048, "bos_token_id": None, "eos_token_id": None}
-SHAPES = {
-    "205k": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 1024,
-        "tie_word_embeddings": False,
-    },
-    "3M": {
-        "hidden_size": 192,
-        "num_hidden_layers": 6,
-        "intermediate_size": 512,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 4096,
-        "tie_word_embeddings": True,
-    },
-}
 
 
 @dataclass(frozen=True)
