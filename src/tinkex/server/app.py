@@ -29,7 +29,6 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Page: TypeAlias = Callable[[Service, str, Mapping[bytes, bytes], bytes], Awaitable[Reply]]
 
 OPEN_ROUTES = frozenset({"health"})
-RAW_KEY_ROUTES = frozenset({"client_config", "auth_token", "get_api_key", "delete_api_key"})
 OFF_LOOP = 64 << 10
 """Bodies from this size on are decoded in a thread."""
 _KEY = API_KEY.lower().encode()
@@ -144,7 +143,7 @@ class App:
     def _authenticate(self, route: Route, credential: bytes | None) -> tuple[str, int]:
         if route.name in OPEN_ROUTES:
             return "", 0
-        known = self.service.identify(credential, raw_key=route.name in RAW_KEY_ROUTES)
+        known = self.service.identify(credential)
         return known.owner, known.id
 
 

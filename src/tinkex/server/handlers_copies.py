@@ -57,7 +57,7 @@ def _lender(ask: Ask, body: CopyWeightsRequest) -> str:
     if not lent:
         return ask.owner
     try:
-        return ask.service.identify(lent.encode("latin-1", "replace"), raw_key=False).owner
+        return ask.service.identify(lent.encode("latin-1", "replace")).owner
     except Problem:
         raise Problem(403, f"{WEIGHTS_ACCESS_TOKEN}: this credential is not known here") from None
 

@@ -216,7 +216,7 @@ class Service:
 
     # ---- who asks
 
-    def identify(self, credential: bytes | None, *, raw_key: bool) -> KeyInfo:
+    def identify(self, credential: bytes | None) -> KeyInfo:
         """Whose credential it is; anything else is a 401."""
         try:
             known = None if credential is None else self.keys.owner_of(credential.decode("latin-1"))
