@@ -47,7 +47,15 @@ async def _create(ask: Ask) -> Answer:
     if id in service.world.samplers:
         return CreateSamplingSessionResponse(sampling_session_id=id)
     row = await _row(ask, id, session.row.id, body.base_model, body.model_path)
-    await service.write(Put(row))
+    if id in session.freezing:
+        raise Problem(
+            400, f"sampling_session_seq_id: {body.sampling_session_seq_id} is in use; take another number"
+        )
+    session.opening.add(id)
+    try:
+        await service.write(Put(row))
+    finally:
+        session.opening.discard(id)
     if id not in service.world.samplers:
         service.open_sampler(row, session)
     return CreateSamplingSessionResponse(sampling_session_id=id)
@@ -115,6 +123,7 @@ async def _get(ask: Ask) -> Answer:
 @answers("asample")
 async def _sample(ask: Ask) -> Answer:
     id, number, _ = await _begin(ask)
+    await ask.service.samples.on_disk()
     names = [f"{id}:{index}" for index in range(number)]
     # Written straight, without a record in between: this is the most frequent answer of all.
     return Reply(200, msgspec.json.encode({"request_id": id, "sample_sequence_ids": names}))

@@ -291,7 +291,12 @@ async def _unload(ask: Ask) -> Answer:
     model = ask.service.world.models.get(ask.body.model_id)
     if model is None or model.row.owner != ask.owner:
         row = await model_row(ask, ask.body.model_id)
+        for each in await ask.service.store.history([row.id]):
+            if each.kind == "unload_model" and each.state == "done":
+                return ticket_reply(each.id, row.id)
         raise Problem(400, f"model {row.id!r} is not loaded")
+    if model.unloading is not None:
+        return await _again(ask, model.unloading, model.id)
     return await accept(ask, model.id, None)
 
 

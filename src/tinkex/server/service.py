@@ -98,7 +98,7 @@ class Service:
         self.catalogue = Catalogue(options.models)
         self.world = World()
         self.tickets = Tickets()
-        self.samples = SampleJournal(options.state / "samples.log")
+        self.samples = SampleJournal(options.state / "samples.log", sync=options.durability == "power")
         self.usage = UsageLedger()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
@@ -297,6 +297,10 @@ class Service:
         model.bytes_since += operation.size
         if work.saves is not None:
             model.saving.add(work.saves)
+        if isinstance(work, SaveSamplerWork) and work.sampler is not None:
+            model.session.freezing.add(work.sampler.id)
+        if row.kind == "unload_model":
+            model.unloading = row.id
         self.scheduler_of(model).enter(operation)
         return operation
 
@@ -332,8 +336,13 @@ class Service:
             operation.model.saving.discard(work.saves)
             if not outcome.failed:
                 self._saved(operation.model, outcome)
-        if isinstance(work, SaveSamplerWork) and not outcome.failed:
-            self._frozen(operation, work)
+        if isinstance(work, SaveSamplerWork):
+            if work.sampler is not None:
+                operation.model.session.freezing.discard(work.sampler.id)
+            if not outcome.failed:
+                self._frozen(operation, work)
+        if operation.model.unloading == operation.id:
+            operation.model.unloading = None
         ticket = operation.ticket
         if outcome.failed:
             ticket.failed(outcome.error, outcome.category, now)

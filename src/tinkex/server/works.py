@@ -39,7 +39,7 @@ from .operations import (
 )
 from .problems import NotFound, Problem
 from .records import CheckpointKind, CheckpointRow, OperationRow, SamplerRow
-from .world import LiveModel
+from .world import LiveModel, LiveSession
 
 if TYPE_CHECKING:
     from .service import Service
@@ -123,6 +123,12 @@ def check_number(field: str, number: int) -> None:
     """Refuse a client's number of a model, sampling session or loss that no client counts to."""
     if not 0 <= number <= HIGHEST_NUMBER:
         raise Problem(400, f"{field}: {number} is not between 0 and {HIGHEST_NUMBER}")
+
+
+def check_free(service: Service, session: LiveSession, id: str, number: int) -> None:
+    """Refuse a number that a sampling session of this session has, or will have."""
+    if id in service.world.samplers or id in session.freezing or id in session.opening:
+        raise Problem(400, f"sampling_session_seq_id: {number} is in use; take another number")
 
 
 def check_optimizer(config: OptimizerConfig) -> dict[str, Any]:
@@ -266,10 +272,7 @@ async def _save_sampler(
     check_number("sampling_session_seq_id", body.sampling_session_seq_id)
     session = model.session.row
     id = paths.sampling_session_id(session.id, body.sampling_session_seq_id)
-    if id in service.world.samplers:
-        raise Problem(
-            400, f"sampling_session_seq_id: {body.sampling_session_seq_id} is in use; take another number"
-        )
+    check_free(service, model.session, id, body.sampling_session_seq_id)
     sampler = SamplerRow(
         id, session.id, row.owner, model.row.base_model, service.clock.time(), model_id=model.id
     )

@@ -30,6 +30,10 @@ class LiveSession:
     models: dict[str, LiveModel] = field(default_factory=dict)
     samplers: dict[str, LiveSampler] = field(default_factory=dict)
     losses: dict[str, CreateCustomLossRequest] = field(default_factory=dict)
+    freezing: set[str] = field(default_factory=set)
+    """Ids of sampling sessions that operations in line are going to make."""
+    opening: set[str] = field(default_factory=set)
+    """Ids of sampling sessions that are being written down."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +59,8 @@ class LiveModel:
     """How often in a row the engine died while this model was restored."""
     watching: int | None = None
     """The missing number a timer is out for."""
+    unloading: str | None = None
+    """The operation that is going to unload it."""
 
     @property
     def id(self) -> str:
