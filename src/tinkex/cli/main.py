@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("models", "list and add the models on this machine"),
     "serve": ("serve", "run a server for models on this machine"),
     "keys": ("keys", "add, list and revoke the keys of a server"),
+    "state": ("state", "check, compact, back up and restore the state folder of a server"),
     "conformance": ("conformance", "check whether a server speaks the protocol"),
     "auth": ("auth", "log in and out, and see whose key is in use"),
     "model": ("model", "list the base models a server offers"),

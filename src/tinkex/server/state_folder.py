@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..engine.durable import make_folders
+
 ROOMS = ("store", "checkpoints", "snapshots", "engine", "tmp")
 """The folders inside."""
 LONGEST_NAME = 200
@@ -46,11 +48,11 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(self.path, 0o700)
         self._lock: int | None = _take_lock(self.path)
         try:
             for folder in (self.path, *(self.path / room for room in ROOMS)):
-                folder.mkdir(mode=0o700, exist_ok=True)
+                make_folders(folder, 0o700)
                 folder.chmod(0o700)
             _empty(self.tmp)
         except BaseException:
@@ -110,6 +112,21 @@ class StateFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def holder(folder: Path) -> int | None:
+    """The process whose server has a folder (-1: one that cannot be told), if one has."""
+    try:
+        file = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        if _lock_file(file):
+            return None
+        text = "" if os.name == "nt" else os.pread(file, 32, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else -1
+    finally:
+        os.close(file)
 
 
 def _take_lock(folder: Path) -> int:
