@@ -1,17 +1,19 @@
 """Many kills of real servers and engines: does a user's program ever notice, and how soon does it go on?
 
     python bench/kills.py [--kills 200] [--seed 1] [--sdk tinker tinkex] [--steps 40] [--minutes 60]
-                          [--at "engine: in a sample" ...]
+                          [--at "engine: in a sample" ...] [--notes FILE]
 
 Programs with each SDK in turn train, sample, save and load on a model of 205 thousand parameters while
 their server (`--deterministic`) is killed with SIGKILL: at random times, the engine, the server or both,
 and at every named moment. What each saw and left on disk is compared with a program that was never
-disturbed. Seconds are from the kill to the first step that ends with the new engine.
+disturbed. Seconds are from the kill to the first step that ends with the new engine. With `--notes` the
+kills are added to those of earlier runs in that file, and the table is of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import statistics
@@ -40,6 +42,31 @@ def table(kills: list[Kill], missed: Counter[str]) -> str:
     return "\n".join(lines)
 
 
+def note(path: Path, report: Report, differences: int) -> None:
+    """Add what came of a program to a file, a line for each."""
+    line = {
+        "sdk": report.sdk,
+        "differences": differences,
+        "kills": [[kill.point, kill.seconds] for kill in report.kills],
+        "missed": report.missed,
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def noted(path: Path) -> str:
+    """The table of all programs in a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kills = [Kill(point, seconds) for line in lines for point, seconds in line["kills"]]
+    missed = Counter(point for line in lines for point in line["missed"])
+    by_sdk = Counter(dict.fromkeys(("tinker", "tinkex"), 0))
+    for line in lines:
+        by_sdk[line["sdk"]] += len(line["kills"])
+    wrong = sum(line["differences"] for line in lines)
+    heading = f"{len(lines)} programs so far, {dict(by_sdk)} kills, {wrong} mismatches"
+    return f"{heading}\n{table(kills, missed)}"
+
+
 def main() -> int:
     """Kill until there were enough kills or time is up; the exit code."""
     parser = argparse.ArgumentParser(
@@ -51,6 +78,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--at", nargs="+", default=EVERYWHERE, choices=EVERYWHERE, metavar="POINT")
+    parser.add_argument("--notes", type=Path)
     chosen = parser.parse_args()
     chance = random.Random(chosen.seed)
     kills: list[Kill] = []
@@ -80,8 +108,12 @@ def main() -> int:
             missed.update(report.missed)
             programs += 1
             print(f"{sdk}: {len(report.kills)} kills, {len(found)} differences", flush=True)
+            if chosen.notes:
+                note(chosen.notes, report, len(found))
     print(table(kills, missed))
     print(f"{programs} programs, {len(kills)} kills, {len(wrong)} mismatches")
+    if chosen.notes:
+        print(noted(chosen.notes))
     print("\n".join(wrong))
     return bool(wrong)
 

@@ -25,6 +25,7 @@ SOURCE = ROOT / "src" / "tinkex"
 # Modules at the top of the package that every room but the engine may use.
 FLOOR = {"_lazy", "_version", "errors", "config", "notices"}
 _CLIENT_SIDE = {"types", "wire", "net", "losses", "client"}
+_ENGINE_SIDE = ("messages", "codec", "durable", "kill_points")
 # Room -> the rooms below it. `engine` stands alone: it runs in a process of its own.
 LADDER: dict[str, set[str]] = {
     "types": set(),
@@ -36,7 +37,7 @@ LADDER: dict[str, set[str]] = {
     "conformance": {*_CLIENT_SIDE},
     "demo": {""},  # written as a user would
     "cli": {*_CLIENT_SIDE, "auth", "conformance", "demo", "server", "models"},
-    "server": {"types", "wire", "engine.messages", "engine.codec", "engine.kill_points", "models"},
+    "server": {"types", "wire", "models", *(f"engine.{name}" for name in _ENGINE_SIDE)},
     "engine": set(),
     "models": set(),
     "testing": {*_CLIENT_SIDE, "auth", "server", "engine.messages", "engine.codec", "models"},

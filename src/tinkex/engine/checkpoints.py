@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from .adamw import AdamState
 from .adapters import Adapter, LoraLayout, LoraTensors
 from .base_model import BaseModel
+from .durable import make_folders, sync, sync_all
 from .faults import ServerFault, UserFault
 from .kill_points import reach
 from .trainer import TrainState
@@ -131,7 +132,7 @@ class fresh_folder:  # noqa: N801
 
     def __enter__(self) -> Path:
         shutil.rmtree(self.aside, ignore_errors=True)
-        self.aside.mkdir(parents=True)
+        make_folders(self.aside)
         return self.aside
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -139,23 +140,12 @@ class fresh_folder:  # noqa: N801
             shutil.rmtree(self.aside, ignore_errors=True)
             return
         reach("folder: before it is synced")
-        for path in [*self.aside.rglob("*"), self.aside]:
-            _sync(path)
+        sync_all(self.aside)
         old = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.old")
         if self.folder.exists():
             self.folder.rename(old)
         reach("folder: before it is renamed")
         self.aside.rename(self.folder)
         reach("folder: after it is renamed")
-        _sync(self.folder.parent)
+        sync(self.folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..engine.durable import make_folders, sync
+
 LARGEST_INSIDE = 128 << 10
 """Bytes up to which a body stays inside its row."""
 
@@ -23,7 +25,7 @@ class BodyFiles:
         self.folder, self.sync, self.largest_inside = folder, sync, largest_inside
         self._names = f"{secrets.token_hex(6)}-"
         self._count = 0
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folders(folder, 0o700)
 
     def new_name(self) -> str:
         """A name no other file has had or will have."""
@@ -38,7 +40,7 @@ class BodyFiles:
                 written.append(name)
                 self._write(name, data)
             if self.sync:
-                _sync_folder(self.folder)
+                sync(self.folder)
         except BaseException:
             self.remove(written)
             raise
@@ -72,13 +74,3 @@ class BodyFiles:
 
 
 _BINARY = getattr(os, "O_BINARY", 0)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be synced there, and need not be
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

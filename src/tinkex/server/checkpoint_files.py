@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engine.durable import make_folders, sync, sync_all
 from .records import CheckpointRow, SamplerRow
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _copy(source: Path, target: Path) -> None:
         raise FileNotFoundError(source.name)
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(mode=0o700, parents=True)
+    make_folders(aside, 0o700)
     try:
         for name in names:
             place = aside / name
@@ -75,7 +76,9 @@ def _copy(source: Path, target: Path) -> None:
                 raise
             except (OSError, NotImplementedError):
                 shutil.copyfile(source / name, place, follow_symlinks=False)
+        sync_all(aside)
         aside.rename(target)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..engine.durable import make_folders, sync
 from ..errors import TinkerError
 
 __all__ = [
@@ -99,7 +100,7 @@ def read(path: Path) -> Entries:
 @contextmanager
 def change(path: Path) -> Iterator[Entries]:
     """The keys of a file, to be changed; they are written when the block ends well."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(path.parent, 0o700)
     with _locked(path.with_suffix(".lock")):
         entries = read(path)
         yield entries
@@ -117,6 +118,7 @@ def write_private(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
+        sync(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -1,16 +1,20 @@
 """The ids of samples whose results clients still wait for, in a file that outlives the server's process.
 
 Samples live in memory: after a restart all that is left of them is here, so that clients are told to ask
-again. A line is written without waiting for the disk: it survives a killed process, not a power cut.
+again. A line survives a killed process at once, and a power cut, where that is asked for, once it is on the
+disk: that is waited for once for all samples that come meanwhile, while they are under way.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from ..engine.durable import sync
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +27,10 @@ _SPARE = 10_000
 class SampleJournal:
     """Ids that were added and not removed, in order."""
 
-    def __init__(self, path: Path, most: int = MOST) -> None:
-        self.path, self._most = path, most
+    def __init__(self, path: Path, most: int = MOST, *, sync: bool = False) -> None:
+        self.path, self._most, self._sync = path, most, sync
+        self._written = self._synced = 0
+        self._syncing: asyncio.Task[None] | None = None
         self._ids: dict[str, None] = {}
         self._lines = 0
         self._file: int | None = None
@@ -59,6 +65,25 @@ class SampleJournal:
         if known:
             self._write("".join(f"-{id}\n" for id in known), len(known))
 
+    async def on_disk(self) -> None:
+        """Wait until a power cut leaves what has been written, if it is to leave it."""
+        written = self._written
+        while self._sync and self._synced < written and self._file is not None:
+            if self._syncing is None:
+                self._syncing = asyncio.get_running_loop().create_task(self._to_disk(os.dup(self._file)))
+            # One who gives up must not take the sync away from the others.
+            await asyncio.shield(self._syncing)
+
+    async def _to_disk(self, file: int) -> None:
+        written = self._written
+        try:
+            await asyncio.to_thread(os.fsync, file)
+        except OSError as problem:
+            log.error("the journal of samples cannot be synced: %s", problem)
+        finally:
+            os.close(file)
+            self._synced, self._syncing = max(self._synced, written), None
+
     def close(self) -> None:
         """Write no more."""
         file, self._file = self._file, None
@@ -69,6 +94,7 @@ class SampleJournal:
         if self._file is None:
             return
         self._lines += lines
+        self._written += 1
         try:
             if self._lines > 2 * len(self._ids) + _SPARE:
                 self._rewrite()
@@ -81,6 +107,10 @@ class SampleJournal:
         new = self.path.with_suffix(".new")
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.write(file, "".join(f"+{id}\n" for id in self._ids).encode("utf-8", "replace"))
+        if self._sync:
+            os.fsync(file)
         os.replace(new, self.path)
+        if self._sync:
+            sync(self.path.parent)
         self.close()
         self._file, self._lines = file, len(self._ids)

@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..engine.durable import make_folders
 from .body_files import LARGEST_INSIDE, BodyFiles
 from .options import Durability
 from .records import (
@@ -74,7 +75,7 @@ class SqliteStore:
         path = folder / "store.db"
         connect = partial(_connect, path, durability)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(folder, 0o700)
             folder.chmod(0o700)
             # SQLite gives its other files the mode of this one.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
