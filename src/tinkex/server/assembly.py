@@ -10,10 +10,11 @@ from ..engine.messages import Answer
 from . import handlers
 from .app import App, Page
 from .asks import HANDLERS
+from .clock import Clock
 from .doc_pages import PAGES
 from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
-from .engine_room import EngineRoom
+from .engine_room import EngineRoom, MakeLink
 from .options import ServerOptions
 from .readiness import READY_PAGE, ready_page
 from .service import Keys, Service
@@ -23,6 +24,7 @@ from .state_folder import StateFolder
 
 log = logging.getLogger(__name__)
 Ready = Callable[[str, str, str], None]
+HIGHEST_RANK = 1 << 20
 
 
 class Announcer:
@@ -53,7 +55,8 @@ def engine_spec(options: ServerOptions, folder: Path, state: Path) -> EngineSpec
         options.deterministic,
         options.trust_remote_code,
         options.log_level,
-        training={"max_rank": options.limits.rank},
+        # Ranks are refused at the door: what was let in under another limit is restored under this one.
+        training={"max_rank": max(HIGHEST_RANK, options.limits.rank)},
         sampling={"max_samples": options.limits.num_samples},
     )
 
@@ -77,12 +80,20 @@ def pages() -> Mapping[str, Page]:
 
 
 async def assemble(
-    options: ServerOptions, keys: Keys, url: str, ready: Ready, folders: StateFolder | None = None
+    options: ServerOptions,
+    keys: Keys,
+    url: str,
+    ready: Ready,
+    folders: StateFolder | None = None,
+    *,
+    clock: Clock | None = None,
+    make_link: MakeLink | None = None,
 ) -> App:
-    """An application over the state folder, with engines in child processes."""
+    """An application over the state folder, with engines in child processes unless links are given."""
     folders = folders or StateFolder(options.state)
     store = await SqliteStore.open(folders.store, options.durability)
-    service = Service(options, store, keys, folders, child_engines(options, folders), url=url)
+    make_link = make_link or child_engines(options, folders)
+    service = Service(options, store, keys, folders, make_link, clock=clock, url=url)
     for room in service.rooms.values():
         room.listeners.append(Announcer(service, room, ready))
     assert handlers.ROOMS

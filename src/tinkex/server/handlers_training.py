@@ -23,7 +23,7 @@ from .operations import CreateWork, Work
 from .problems import NotFound, Problem
 from .records import AuditRow, LossRow, ModelRow, OperationRow
 from .store import Note, Put
-from .works import check_lora, check_number, check_optimizer, find_checkpoint, make_work
+from .works import check_lora, check_metadata, check_number, check_optimizer, find_checkpoint, make_work
 from .world import LiveModel, LiveSession
 
 TICKET = b'{"request_id":"%b","model_id":"%b"}'
@@ -54,12 +54,13 @@ async def _create_model(ask: Ask) -> Answer:
     lora = check_lora(body.lora_config, service.options.limits.rank)
     optimizer = check_optimizer(body.optimizer_config)
     check_models(ask)
+    check_metadata(ask.service, body.user_metadata)
     now = service.clock.time()
     row = ModelRow(
         id, session.row.id, ask.owner, facts.name, now, now, lora.rank, lora.seed or 0, lora.train_attn,
         lora.train_mlp, lora.train_unembed, optimizer, body.user_metadata,
     )  # fmt: skip
-    return await create(ask, session, row, "create_model", CreateWork(), now)
+    return await create(ask, session, row, "create_model", CreateWork(lora), now)
 
 
 async def create(
@@ -322,6 +323,7 @@ async def _load(ask: Ask) -> Answer:
     if id in session.models:
         return ticket_reply(f"{id}:0", id)
     check_models(ask)
+    check_metadata(ask.service, body.user_metadata)
     base = ask.service.catalogue.get(body.base_model or source.base_model)
     optimizer = (
         dict(source.optimizer) if body.optimizer_config is None else check_optimizer(body.optimizer_config)

@@ -26,6 +26,7 @@ from ..engine.messages import (
 from ..types import (
     CreateModelResponse,
     LoadWeightsResponse,
+    LoraConfig,
     OptimStepResponse,
     SaveWeightsExternalResponseInternal,
     SaveWeightsForSamplerResponseInternal,
@@ -142,13 +143,16 @@ def pass_output(answer: PartResult) -> ForwardBackwardOutput:
 class CreateWork(Work):
     """A fresh adapter."""
 
+    lora: LoraConfig
+    """Its first shape: loading weights may have given the model another since."""
     changes_weights = True
 
     def message(self, epoch: int, request_id: str, model: ModelRow) -> Request:
         """Make it with the seed that was chosen when it was accepted."""
+        lora = self.lora
         return CreateAdapter(
-            epoch, request_id, model.id, model.rank, model.seed, model.train_attn, model.train_mlp,
-            model.train_unembed, str(model.optimizer.get("type", "adamw")),
+            epoch, request_id, model.id, lora.rank, model.seed, lora.train_attn, lora.train_mlp,
+            lora.train_unembed, str(model.optimizer.get("type", "adamw")),
         )  # fmt: skip
 
     def done(self, answer: Done, model: ModelRow, now: float) -> Outcome:

@@ -3,7 +3,7 @@ its config file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -42,12 +42,20 @@ class Limits:
     """Samples (sequences) of one owner that wait or run; beyond it the answer is 429."""
     storage_bytes: int = 1 << 40
     """Bytes of one owner's checkpoints."""
+    samplers: int = 100_000
+    """Open sampling sessions of one owner."""
+    metadata_bytes: int = 64 << 10
+    """Bytes of the tags, metadata and names given to one session, model or checkpoint."""
     custom_losses: int = 1024
     """Custom losses of one session."""
     shortest_ttl: int = 60
     """Shortest life a checkpoint may be given, in seconds."""
     longest_ttl: int = 10 * 366 * 24 * 3600
     """Longest life a checkpoint may be given, in seconds."""
+
+
+NO_LIMITS = Limits(**{each.name: 1 << 62 for each in fields(Limits)} | {"shortest_ttl": 0})
+"""For what was let in before: the limits of that time held for it."""
 
 
 @dataclass(frozen=True, slots=True)

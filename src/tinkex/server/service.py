@@ -406,7 +406,7 @@ class Service:
             return SaveSamplerWork()
         if row.kind.startswith("save_"):
             return None  # and what it was saved under may have been saved again since
-        work = await make_work(self, model, row.kind, read_operation(row), row)
+        work = await make_work(self, model, row.kind, read_operation(row), row, again=True)
         return work if work.changes_weights else None
 
     # ---- writing

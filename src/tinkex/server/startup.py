@@ -61,7 +61,8 @@ async def _open_model(service: Service, row: ModelRow, session: LiveSession) -> 
             await _fail(service, model, operation, "its place in line was lost in a restart")
             continue
         try:
-            work = await make_work(service, model, operation.kind, read_operation(operation), operation)
+            request = read_operation(operation)
+            work = await make_work(service, model, operation.kind, request, operation, again=True)
         except Problem as problem:
             await _fail(service, model, operation, problem.text)
             continue

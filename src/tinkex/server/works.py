@@ -22,7 +22,7 @@ from ..types import (
 )
 from ..wire import paths
 from ..wire.bodies import ForwardBackwardBody, ForwardBody
-from ..wire.jsonbody import decode
+from ..wire.jsonbody import decode, encode
 from ..wire.passes import PassRequest, decode_request
 from ..wire.routes import route
 from .admission import admit_pass
@@ -37,6 +37,7 @@ from .operations import (
     UnloadWork,
     Work,
 )
+from .options import NO_LIMITS, Limits
 from .problems import NotFound, Problem
 from .records import CheckpointKind, CheckpointRow, OperationRow, SamplerRow
 from .world import LiveModel, LiveSession
@@ -59,27 +60,34 @@ def read_operation(row: OperationRow) -> Any:
 
 
 async def make_work(
-    service: Service, model: LiveModel, kind: str, body: Any, row: OperationRow
+    service: Service, model: LiveModel, kind: str, body: Any, row: OperationRow, *, again: bool = False
 ) -> Work | PassWork:
-    """What an operation does; what is wrong with it is a `Problem`."""
+    """What an operation does; what is wrong with it is a `Problem`.
+
+    One that was let in before (`again`) is not held against limits and room: those of its time held for it.
+    """
     if kind in ("forward_backward", "forward"):
         if len(row.body) < OFF_LOOP:
-            return _pass(service, model, body)
-        return await asyncio.to_thread(_pass, service, model, body)
+            return _pass(service, model, body, again)
+        return await asyncio.to_thread(_pass, service, model, body, again)
     if kind == "optim_step":
         return _step(body)
     if kind == "create_model":
-        return CreateWork()
+        return CreateWork(check_lora(body.lora_config, _limits(service, again).rank))
     if kind == "load_weights":
         source = await find_checkpoint(service, body.path, row.owner)
-        return _load(service, model, body, source)
+        return _load(service, model, body, source, again)
     if kind == "save_weights_for_sampler":
-        return await _save_sampler(service, model, body, row)
+        return await _save_sampler(service, model, body, row, again)
     if kind in ("save_weights", "save_weights_external"):
-        return await _save(service, model, body, row)
+        return await _save(service, model, body, row, again)
     if kind == "unload_model":
         return UnloadWork()
     raise AssertionError(f"{kind} is no operation")
+
+
+def _limits(service: Service, again: bool) -> Limits:
+    return NO_LIMITS if again else service.options.limits
 
 
 # ---- passes and steps
@@ -97,10 +105,9 @@ def pass_of(body: Any) -> PassRequest:
     )
 
 
-def _pass(service: Service, model: LiveModel, body: Any) -> PassWork:
-    facts = service.facts_of(model.row.base_model)
-    part = admit_pass(pass_of(body), model.id, facts, service.options.limits, model.session.losses)
-    return PassWork(part)
+def _pass(service: Service, model: LiveModel, body: Any, again: bool) -> PassWork:
+    facts, limits = service.facts_of(model.row.base_model), _limits(service, again)
+    return PassWork(admit_pass(pass_of(body), model.id, facts, limits, model.session.losses))
 
 
 def _step(body: Any) -> StepWork:
@@ -129,6 +136,26 @@ def check_free(service: Service, session: LiveSession, id: str, number: int) -> 
     """Refuse a number that a sampling session of this session has, or will have."""
     if id in service.world.samplers or id in session.freezing or id in session.opening:
         raise Problem(400, f"sampling_session_seq_id: {number} is in use; take another number")
+
+
+def check_metadata(service: Service, *given: object) -> None:
+    """Refuse tags, metadata and names that together are no longer a few words about something."""
+    size, limit = len(encode(given)), service.options.limits.metadata_bytes
+    if size > limit:
+        raise Problem(400, f"user_metadata: {size} bytes with tags and names, the limit is {limit}")
+
+
+def check_samplers(service: Service, owner: str) -> None:
+    """Refuse one more sampling session than an owner may have open."""
+    limit = service.options.limits.samplers
+    number = sum(
+        len(session.samplers) for session in service.world.sessions.values() if session.row.owner == owner
+    )
+    if number >= limit:
+        raise Problem(
+            400,
+            f"{number} sampling sessions are open, the limit is {limit}; finish sessions you do not need",
+        )
 
 
 def check_optimizer(config: OptimizerConfig) -> dict[str, Any]:
@@ -172,7 +199,9 @@ async def find_checkpoint(
     return found
 
 
-def _load(service: Service, model: LiveModel, body: LoadWeightsRequest, source: CheckpointRow) -> LoadWork:
+def _load(
+    service: Service, model: LiveModel, body: LoadWeightsRequest, source: CheckpointRow, again: bool
+) -> LoadWork:
     if source.kind != "training":
         raise Problem(
             400,
@@ -184,15 +213,18 @@ def _load(service: Service, model: LiveModel, body: LoadWeightsRequest, source: 
             400,
             f"path: {source.path!r} was trained from {source.base_model!r}, the model is {facts.name!r}",
         )
+    limit = _limits(service, again).rank
+    if source.rank > limit:
+        raise Problem(400, f"path: {source.path!r} has rank {source.rank}, the limit is {limit}")
     folder = service.options.state / source.folder
     return LoadWork(body.path, source, str(folder), bool(body.optimizer))
 
 
-def check_ttl(service: Service, seconds: int | None) -> float | None:
+def check_ttl(service: Service, seconds: int | None, *, again: bool = False) -> float | None:
     """When something saved now would expire."""
     if seconds is None:
         return None
-    limits = service.options.limits
+    limits = _limits(service, again)
     if not limits.shortest_ttl <= seconds <= limits.longest_ttl:
         raise Problem(
             400, f"ttl_seconds: {seconds} is not between {limits.shortest_ttl} and {limits.longest_ttl}"
@@ -206,6 +238,7 @@ async def _checkpoint(
     row: OperationRow,
     kind: CheckpointKind,
     name: str,
+    again: bool,
     *,
     ttl: int | None,
     metadata: dict[str, str] | None = None,
@@ -215,11 +248,14 @@ async def _checkpoint(
         path = paths.tinker_path(model.id, kind, name)
     except InvalidArgumentError as problem:
         raise Problem(400, f"path: {problem}") from None
-    limit = service.options.limits.storage_bytes
-    used = sum(size for _, _, _, size in await service.store.storage(row.owner))
-    if used >= limit:
-        raise Problem(400, f"your checkpoints take {used} bytes, the limit is {limit}; delete some first")
-    check_room(service.options.state)
+    if not again:
+        limit = service.options.limits.storage_bytes
+        used = sum(size for _, _, _, size in await service.store.storage(row.owner))
+        if used >= limit:
+            raise Problem(
+                400, f"your checkpoints take {used} bytes, the limit is {limit}; delete some first"
+            )
+        check_room(service.options.state)
     try:
         folder = service.folders.checkpoint(model.id, kind, name, row.seq)
     except ValueError as problem:
@@ -228,7 +264,8 @@ async def _checkpoint(
     if before is not None:
         model.saved.setdefault(path, before.folder)
     held, session = model.row, model.session.row
-    expires = check_ttl(service, ttl)
+    expires = check_ttl(service, ttl, again=again)
+    check_metadata(service, metadata)
     made = CheckpointRow(
         path, model.id, kind, name, row.owner, held.base_model, held.rank, service.clock.time(), 0,
         str(folder.relative_to(service.options.state)), expires=expires, user_metadata=metadata,
@@ -237,20 +274,21 @@ async def _checkpoint(
     return made, str(folder)
 
 
-async def _save(service: Service, model: LiveModel, body: Any, row: OperationRow) -> SaveWork:
+async def _save(service: Service, model: LiveModel, body: Any, row: OperationRow, again: bool) -> SaveWork:
     if isinstance(body, SaveWeightsExternalRequest):
         if body.age_encryption_recipients:
             raise Problem(
                 400, "age_encryption_recipients: this server writes no encrypted exports; leave it out"
             )
-        made, folder = await _checkpoint(service, model, row, "external", body.path, ttl=body.ttl_seconds)
+        ttl = body.ttl_seconds
+        made, folder = await _checkpoint(service, model, row, "external", body.path, again, ttl=ttl)
         return SaveWork(made, folder)
     assert isinstance(body, SaveWeightsRequest)
     name = body.path or f"step-{row.seq}"
     made, folder = await _checkpoint(
-        service, model, row, "training", name, ttl=body.ttl_seconds, metadata=body.user_metadata
+        service, model, row, "training", name, again, ttl=body.ttl_seconds, metadata=body.user_metadata
     )
-    if not body.overwrite:
+    if not body.overwrite and not again:
         known = await service.store.get(CheckpointRow, made.path)
         if made.path in model.saving or (known is not None and known.folder != made.folder):
             raise Problem(
@@ -260,16 +298,18 @@ async def _save(service: Service, model: LiveModel, body: Any, row: OperationRow
 
 
 async def _save_sampler(
-    service: Service, model: LiveModel, body: SaveWeightsForSamplerRequest, row: OperationRow
+    service: Service, model: LiveModel, body: SaveWeightsForSamplerRequest, row: OperationRow, again: bool
 ) -> SaveSamplerWork:
     if body.path is not None:
+        ttl, metadata = body.ttl_seconds, body.user_metadata
         made, folder = await _checkpoint(
-            service, model, row, "sampler", body.path, ttl=body.ttl_seconds, metadata=body.user_metadata
+            service, model, row, "sampler", body.path, again, ttl=ttl, metadata=metadata
         )
         return SaveSamplerWork(made, folder)
     if body.sampling_session_seq_id is None:
         raise Problem(400, "path: give a name, or sampling_session_seq_id for an unnamed sampler")
     check_number("sampling_session_seq_id", body.sampling_session_seq_id)
+    check_samplers(service, row.owner)
     session = model.session.row
     id = paths.sampling_session_id(session.id, body.sampling_session_seq_id)
     check_free(service, model.session, id, body.sampling_session_seq_id)
