@@ -265,7 +265,8 @@ async def _checkpoint(
         model.saved.setdefault(path, before.folder)
     held, session = model.row, model.session.row
     expires = check_ttl(service, ttl, again=again)
-    check_metadata(service, metadata)
+    if not again:
+        check_metadata(service, metadata)
     made = CheckpointRow(
         path, model.id, kind, name, row.owner, held.base_model, held.rank, service.clock.time(), 0,
         str(folder.relative_to(service.options.state)), expires=expires, user_metadata=metadata,
