@@ -10,7 +10,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from tinkex.engine.messages import CreateAdapter, OptimStep, Sample, Train
 from tinkex.server import handlers_futures
-from tinkex.server.tickets import Ticket, Tickets
+from tinkex.server.tickets import TICKET_BYTES, Ticket, Tickets
 from tinkex.wire.headers import PROTOBUF
 
 from .client import datum
@@ -214,7 +214,7 @@ async def test_work_is_refused_while_the_server_stops_and_known_work_is_not(serv
 
 
 def test_old_and_large_results_are_let_go_of():
-    tickets = Tickets(keep_bytes=100)
+    tickets = Tickets(keep_bytes=100 + 2 * TICKET_BYTES)
     made = []
     for number in range(5):
         ticket = tickets.open(str(number), "asample", "ann")

@@ -31,6 +31,8 @@ Page: TypeAlias = Callable[[Service, str, Mapping[bytes, bytes], bytes], Awaitab
 OPEN_ROUTES = frozenset({"health"})
 OFF_LOOP = 64 << 10
 """Bodies from this size on are decoded in a thread."""
+LONGEST_SHOWN = 300
+"""Letters of a path that a refusal repeats."""
 _KEY = API_KEY.lower().encode()
 
 
@@ -129,16 +131,19 @@ class App:
         return path
 
     async def _page(self, method: str, path: str, headers: dict[bytes, bytes], query: bytes) -> Reply:
-        page = self.pages.get(path.split("/", 2)[1]) if method in ("GET", "HEAD") else None
+        first = path.partition("/")[2].partition("/")[0]
+        page = self.pages.get(first) if method in ("GET", "HEAD") and path.startswith("/") else None
         if page is not None:
             return await page(self.service, unquote(path), headers, query)
         allowed = methods_of(path)
         if allowed:
             raise Problem(
-                405, f"{path} is served under {', '.join(allowed)}", headers={"allow": ", ".join(allowed)}
+                405,
+                f"{path[:LONGEST_SHOWN]} is served under {', '.join(allowed)}",
+                headers={"allow": ", ".join(allowed)},
             )
         hint = "" if path.startswith(PREFIX) else f"; the API is under {PREFIX}"
-        raise Problem(404, f"no route for {method} {path}{hint}")
+        raise Problem(404, f"no route for {method} {path[:LONGEST_SHOWN]}{hint}")
 
     def _authenticate(self, route: Route, credential: bytes | None) -> tuple[str, int]:
         if route.name in OPEN_ROUTES:

@@ -23,6 +23,11 @@ class Completions:
         self._last = start
         self.bell = Bell()
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to tell and nobody to tell it to."""
+        return not self._events and not len(self.bell)
+
     def add(self, id: str, size: int | None) -> None:
         """A sample ended; `size` is that of its result, None if it failed."""
         self._last += 1

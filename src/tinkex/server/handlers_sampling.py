@@ -27,7 +27,7 @@ from .problems import NotFound, Problem
 from .records import SamplerRow
 from .sampling import RunningSample
 from .store import Put
-from .works import check_number, find_checkpoint
+from .works import check_number, check_samplers, find_checkpoint
 from .world import LiveSampler, loose_name
 
 KEEP_ALIVE = 15.0
@@ -46,6 +46,7 @@ async def _create(ask: Ask) -> Answer:
     id = paths.sampling_session_id(session.row.id, body.sampling_session_seq_id)
     if id in service.world.samplers:
         return CreateSamplingSessionResponse(sampling_session_id=id)
+    check_samplers(service, ask.owner)
     row = await _row(ask, id, session.row.id, body.base_model, body.model_path)
     if id in session.freezing:
         raise Problem(

@@ -22,6 +22,7 @@ from .endings import end_session
 from .problems import NotFound, Problem
 from .records import AnswerRow, AuditRow, SessionRow
 from .store import Note, Put
+from .works import check_metadata
 
 
 @answers("health")
@@ -91,6 +92,8 @@ async def _open(ask: Ask, body: CreateSessionRequest, again: str | None) -> Answ
     """A new session; with `again` the answer is kept under this name."""
     service = ask.service
     service.world.count(ask.owner, service.options.limits.sessions, "sessions")
+    given = (body.tags, body.user_metadata, body.sdk_version, body.project_id, body.display_name)
+    check_metadata(service, *given)
     now = service.clock.time()
     row = SessionRow(
         f"s-{secrets.token_hex(8)}", ask.owner, now, now, list(body.tags), dict(body.user_metadata or {}),

@@ -11,6 +11,8 @@ from typing import TextIO
 __all__ = ["LineFormatter", "set_up"]
 
 _CREDENTIAL = re.compile(r"\btml-[\w-]{6,}|\beyJ[\w-]+\.[\w-]+\.[\w-]*")
+# What a terminal obeys or some readers take for the end of a line: names in records are not ours.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class LineFormatter(logging.Formatter):
@@ -24,6 +26,7 @@ class LineFormatter(logging.Formatter):
         if record.stack_info:
             text += "\n" + record.stack_info
         text = _CREDENTIAL.sub("[credential]", text).strip().replace("\r", "").replace("\n", "\\n")
+        text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         name = record.name.removeprefix("tinkex.")
         return f"{when}.{int(record.msecs):03d}Z {record.levelname.lower()} {name}: {text}"

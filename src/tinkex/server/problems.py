@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..types.rules import shown
+
 
 class Problem(Exception):
     """A request that is refused; nothing of it was done."""
@@ -16,7 +18,7 @@ class NotFound(Problem):
     """There is no such thing, or it is somebody else's: the answer is the same."""
 
     def __init__(self, what: str, name: object) -> None:
-        super().__init__(404, f"{what} {name!r} not found")
+        super().__init__(404, f"{what} {shown(name, 300)} not found")
 
 
 class Failure(Exception):

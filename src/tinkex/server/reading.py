@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..errors import InvalidArgumentError
+from ..types.rules import shown
 from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import convert, decode
 from ..wire.passes import decode_request
@@ -25,6 +26,7 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _CONTENT_LENGTH = b"content-type", b"content-e
 _PROTOBUF = PROTOBUF.encode()
 _WHOLE = frozenset({"limit", "offset"})
 """Query values that are numbers."""
+_NUMBER = re.compile(r"-?[0-9]{1,17}")
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -140,8 +142,8 @@ def read_query(route: Route, text: bytes) -> Any:
     pairs: dict[str, Any] = dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
     for name in _WHOLE & pairs.keys():
         number = pairs[name]
-        if not number.lstrip("-").isdigit() or len(number) > 18:
-            raise Problem(422, f"{name}: {number!r} is not a whole number")
+        if not _NUMBER.fullmatch(number):
+            raise Problem(422, f"{name}: {shown(number)} is not a whole number")
         pairs[name] = int(number)
     try:
         return convert(route.query, pairs)

@@ -13,6 +13,8 @@ from ..wire.results import output_to_json, samples_to_json
 from ..wire.samples import encode_sample_response
 from .clock import Clock
 
+TICKET_BYTES = 512
+"""What an ended ticket takes besides its result: failed work is not remembered for nothing."""
 State: TypeAlias = Literal["pending", "done", "failed", "lost"]
 
 
@@ -155,7 +157,7 @@ class Tickets:
         """Its work has ended: keep the result at hand while there is room."""
         self._pending.pop(ticket.id, None)
         self._ended[ticket.id] = ticket
-        self._bytes += len(ticket.result)
+        self._bytes += TICKET_BYTES + len(ticket.result)
         while self._bytes > self._keep_bytes and len(self._ended) > 1:
             self._forget(next(iter(self._ended)))
 
@@ -172,4 +174,4 @@ class Tickets:
             self._forget(id)
 
     def _forget(self, id: str) -> None:
-        self._bytes -= len(self._ended.pop(id).result)
+        self._bytes -= TICKET_BYTES + len(self._ended.pop(id).result)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .operations import Operation
 
 
+MOST_CLONES = 1024
+"""Clones of one sampling session that are remembered, besides those that joined it; their numbers are the
+client's."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveSession:
     """An open session."""
@@ -82,8 +87,15 @@ class LiveSampler:
         """The completions of one clone."""
         known = self.clones.get(number)
         if known is None:
+            if len(self.clones) >= MOST_CLONES + self.row.joined:
+                self._forget_one()
             known = self.clones[number] = Completions(self.start)
         return known
+
+    def _forget_one(self) -> None:
+        """Forget the oldest clone nobody waits for and that has nothing to tell, or else the oldest."""
+        idle = (number for number, each in self.clones.items() if each.idle)
+        del self.clones[next(idle, next(iter(self.clones)))]
 
     def wake(self) -> None:
         """Answer the polls that are held here."""
