@@ -16,7 +16,7 @@ from .rig import Rig, served
 
 
 def give_tokens(rig: Rig) -> None:
-    rig.ring._now = rig.clock.time
+    rig.ring.now = rig.clock.time
     rig.ring.tokens = Tokens(rig.state / TOKEN_SECRET, rig.ring)
 
 

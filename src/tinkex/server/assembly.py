@@ -15,6 +15,7 @@ from .doc_pages import PAGES
 from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
 from .engine_room import EngineRoom, MakeLink
+from .keys import KeyRing
 from .options import ServerOptions
 from .readiness import READY_PAGE, ready_page
 from .service import Keys, Service
@@ -58,6 +59,7 @@ def engine_spec(options: ServerOptions, folder: Path, state: Path) -> EngineSpec
         # Ranks are refused at the door: what was let in under another limit is restored under this one.
         training={"max_rank": max(HIGHEST_RANK, options.limits.rank)},
         sampling={"max_samples": options.limits.num_samples},
+        pulse=min(5.0, options.times.stall / 4),
     )
 
 
@@ -94,6 +96,8 @@ async def assemble(
     store = await SqliteStore.open(folders.store, options.durability)
     make_link = make_link or child_engines(options, folders)
     service = Service(options, store, keys, folders, make_link, clock=clock, url=url)
+    if isinstance(keys, KeyRing):
+        keys.now = service.clock.time  # that of those who issue tokens
     for room in service.rooms.values():
         room.listeners.append(Announcer(service, room, ready))
     assert handlers.ROOMS

@@ -65,7 +65,8 @@ class KeyRing:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.path = path
-        self._now = now
+        self.now = now
+        """The date tokens are read by."""
         self._held = _Held()
         self.tokens: TokenReader | None = None
         """Reads short-lived tokens, where the server gives them."""
@@ -89,7 +90,7 @@ class KeyRing:
     def owner_of(self, credential: str) -> KeyInfo | None:
         """Whose key or token this is, or None; a damaged file is an error, except for the ad-hoc key."""
         if self.tokens is not None and credential.startswith("eyJ"):
-            return self.tokens.verify(credential, self._now())
+            return self.tokens.verify(credential, self.now())
         digest = _digest(credential)
         extra = self._extra
         if extra is not None and hmac.compare_digest(extra.digest, digest):
@@ -137,7 +138,7 @@ class KeyRing:
             if any(entry.live and entry.info.name == name for entry in entries):
                 raise KeysError(f"there is a key named {name!r}; revoke it first or choose another name")
             number = 1 + max((entry.info.id for entry in entries), default=AD_HOC)
-            info = KeyInfo(number, name, owner, note, _hint(key), self._now())
+            info = KeyInfo(number, name, owner, note, _hint(key), self.now())
             entries.append(Entry(info, key.digest))
         return info, key
 
@@ -174,7 +175,7 @@ class KeyRing:
         return self.add("first", owner, "made when the server first started")
 
     def _strike(self, entries: Entries, entry: Entry) -> KeyInfo:
-        info = replace(entry.info, revoked=self._now())
+        info = replace(entry.info, revoked=self.now())
         entries[entries.index(entry)] = replace(entry, info=info)
         return info
 
