@@ -18,6 +18,7 @@ from ..wire.jsonbody import encode
 from ..wire.routes import PREFIX, Route
 from ..wire.routing import find_route, methods_of
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
+from .door import identify
 from .problems import Problem
 from .reading import Gone, Receive, number_in, read_all, read_query, understand
 from .service import Service
@@ -99,7 +100,9 @@ class App:
             return await self._page(method, path, headers, scope["query_string"])
         route, params = found
         service = self.service
-        owner, key_id = self._authenticate(route, headers.get(_KEY))
+        client = scope.get("client")
+        peer: str = client[0] if client else ""
+        owner, key_id = self._authenticate(route, headers.get(_KEY), peer)
         limits = service.options.limits
         raw = b"" if method == "GET" else await read_all(receive, headers, limits.body_bytes)
         try:
@@ -112,10 +115,7 @@ class App:
                 service.use_up(owner, *number_in(headers, raw))
             raise
         query = read_query(route, scope["query_string"])
-        client = scope.get("client")
-        ask = Ask(
-            service, route, headers, params, body, query, owner, key_id, raw, client[0] if client else ""
-        )
+        ask = Ask(service, route, headers, params, body, query, owner, key_id, raw, peer)
         try:
             answer = await HANDLERS[route.name](ask)
         except Problem as problem:
@@ -145,10 +145,10 @@ class App:
         hint = "" if path.startswith(PREFIX) else f"; the API is under {PREFIX}"
         raise Problem(404, f"no route for {method} {path[:LONGEST_SHOWN]}{hint}")
 
-    def _authenticate(self, route: Route, credential: bytes | None) -> tuple[str, int]:
+    def _authenticate(self, route: Route, credential: bytes | None, peer: str) -> tuple[str, int]:
         if route.name in OPEN_ROUTES:
             return "", 0
-        known = self.service.identify(credential)
+        known = identify(self.service, credential, peer)
         return known.owner, known.id
 
 

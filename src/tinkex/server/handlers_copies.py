@@ -12,6 +12,7 @@ from ..wire.headers import IDEMPOTENCY_KEY, WEIGHTS_ACCESS_TOKEN
 from .asks import Answer, Ask, answers
 from .checkpoint_files import copy_folder
 from .disk import check_room
+from .door import lender
 from .problems import NotFound, Problem
 from .records import AnswerRow, AuditRow, CheckpointRow
 from .store import Note, Put
@@ -56,10 +57,7 @@ def _lender(ask: Ask, body: CopyWeightsRequest) -> str:
     lent = ask.header(WEIGHTS_ACCESS_TOKEN) or body.weights_access_token
     if not lent:
         return ask.owner
-    try:
-        return ask.service.identify(lent.encode("latin-1", "replace")).owner
-    except Problem:
-        raise Problem(403, f"{WEIGHTS_ACCESS_TOKEN}: this credential is not known here") from None
+    return lender(ask.service, lent, ask.peer, WEIGHTS_ACCESS_TOKEN)
 
 
 async def _destination(ask: Ask, body: CopyWeightsRequest, source: CheckpointRow) -> CheckpointRow:

@@ -18,6 +18,7 @@ from ..wire import paths
 from ..wire.headers import PROTOBUF
 from ..wire.jsonbody import encode
 from .asks import Answer, Ask, Reply, answers
+from .door import lender
 from .line import FARTHEST
 from .operations import CreateWork, Work
 from .problems import NotFound, Problem
@@ -338,10 +339,8 @@ async def _load(ask: Ask) -> Answer:
 
 async def _lend(ask: Ask, path: str, token: str) -> None:
     """Another account's credential opens its checkpoint for this one request; it is kept nowhere."""
-    lender = ask.service.keys.owner_of(token)
-    if lender is None:
-        raise Problem(403, "weights_access_token: not accepted")
-    source = await find_checkpoint(ask.service, path, lender.owner)
+    owner = lender(ask.service, token, ask.peer, "weights_access_token")
+    source = await find_checkpoint(ask.service, path, owner)
     if source.owner != ask.owner and not source.public:
         raise Problem(
             400,

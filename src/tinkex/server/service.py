@@ -25,7 +25,6 @@ from .checkpoint_files import discard
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
-from .key_file import KeyFileError
 from .line import Line
 from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
@@ -41,6 +40,7 @@ from .turns import Turns
 from .usage import UsageLedger
 from .works import make_work, read_operation
 from .world import LiveModel, LiveSampler, LiveSession, World
+from .wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class Service:
         self.tickets = Tickets()
         self.samples = SampleJournal(options.state / "samples.log", sync=options.durability == "power")
         self.usage = UsageLedger()
+        self.wrong_keys = WrongKeys()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
         self.exports = Exports(self)
@@ -123,7 +124,9 @@ class Service:
         self.schedulers: dict[Path, Scheduler] = {}
         self.desks: dict[Path, SamplingDesk] = {}
         for folder in self.catalogue.folders:
-            room = self.rooms[folder] = EngineRoom(folder, make_link, self.clock, first_epoch)
+            room = self.rooms[folder] = EngineRoom(
+                folder, make_link, self.clock, first_epoch, options.times
+            )
             scheduler = self.schedulers[folder] = Scheduler(self, room)
             desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
             scheduler.restored = desk.restored
@@ -214,19 +217,7 @@ class Service:
         if not task.cancelled() and task.exception() is not None:
             log.error("background work failed", exc_info=task.exception())
 
-    # ---- who asks
-
-    def identify(self, credential: bytes | None) -> KeyInfo:
-        """Whose credential it is; anything else is a 401."""
-        try:
-            known = None if credential is None else self.keys.owner_of(credential.decode("latin-1"))
-        except KeyFileError as problem:
-            log.error("nobody is let in: %s", problem)
-            raise Problem(503, "the server cannot read its keys; its log says why") from None
-        if known is None:
-            what = "is missing" if credential is None else "is not known here"
-            raise Problem(401, f"the API key {what}; send it as X-API-Key (see `tinkex keys list`)")
-        return known
+    # ---- numbers that were refused
 
     def refused(self, ask: Ask, problem: Problem) -> None:
         """A training request was refused for good: its number must not be waited for."""
