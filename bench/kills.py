@@ -25,7 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.chaos.killing import EVERYWHERE, Kill, Report, disturbed, undisturbed
+from tests.chaos.killing import CUTS, EVERYWHERE, Kill, Report, disturbed, undisturbed
+from tests.chaos.serving import DETERMINISTIC
 
 from tinkex.testing import make_tiny_model
 
@@ -87,8 +88,8 @@ def main() -> int:
     points: list[str] = []
     expected: dict[str, Report] = {}
     until = time.monotonic() + 60 * chosen.minutes
-    with tempfile.TemporaryDirectory(prefix="tinkex-kills-", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="tinkex-kills-", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
         model = make_tiny_model(folder / "model")
         programs = 0
         while len(kills) < chosen.kills and time.monotonic() < until:
@@ -98,8 +99,13 @@ def main() -> int:
             while len(points) < chosen.steps:
                 points += chance.sample(chosen.at, len(chosen.at))
             report = Report(sdk)
+            # Every other program with each SDK, where other kills are asked for too.
+            cuts = [each in CUTS for each in chosen.at]
+            power = any(cuts) and (all(cuts) or programs // len(chosen.sdk) % 2 == 1)
+            options = (*DETERMINISTIC, "--durability", "power") if power else DETERMINISTIC
+            place = folder / str(programs)
             try:
-                points = disturbed(folder / str(programs), model, points, chosen.steps, chance, report)
+                points = disturbed(place, model, points, chosen.steps, chance, report, options)
                 found = report.differences(expected[sdk])
             except AssertionError as problem:
                 found = [str(problem)]

@@ -17,12 +17,27 @@ from typing import Any
 
 from tinkex.testing.kill_points import ENGINE_POINTS, RESTART_POINTS, SERVER_POINTS
 
-from .serving import KEY, PATIENCE, Served, clean_environment, wait_for
+from .power import COMPILER
+from .serving import DETERMINISTIC, KEY, PATIENCE, Served, clean_environment, wait_for
 
 AT_RANDOM = ("engine", "server", "both")
 ONCE = ("model: before its row", "model: after its row", "engine: before a model is made")
 """Moments that come only at the beginning of a program."""
-EVERYWHERE = (*AT_RANDOM, *SERVER_POINTS, *RESTART_POINTS, *ENGINE_POINTS)
+POWER_CUT = "power cut"
+CUTS = (
+    POWER_CUT,
+    f"{POWER_CUT}, operation: after its row",
+    f"{POWER_CUT}, operation: after its end is written",
+    f"{POWER_CUT}, store: after a body's file",
+    f"{POWER_CUT}, store: after a commit",
+    f"{POWER_CUT}, snapshot: after its row",
+    f"{POWER_CUT}, sample: after it is noted",
+    f"{POWER_CUT}, engine: after weights are frozen",
+    f"{POWER_CUT}, folder: before it is renamed",
+    f"{POWER_CUT}, folder: after it is renamed",
+)
+"""The machine goes down: at any time, or at a moment of the server or engine."""
+EVERYWHERE = (*AT_RANDOM, *SERVER_POINTS, *RESTART_POINTS, *ENGINE_POINTS, *(CUTS if COMPILER else ()))
 _REACHED_BY = 20.0
 
 
@@ -46,6 +61,8 @@ class Report:
     kills: list[Kill] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     """Moments that were ordered and never came."""
+    findings: list[str] = field(default_factory=list)
+    """What is wrong with the state folder in the end."""
 
     def differences(self, other: Report) -> list[str]:
         """In what two programs differ, though one was never disturbed."""
@@ -61,7 +78,7 @@ class Report:
                 for name in sorted({*mine, *theirs})
                 if mine.get(name) != theirs.get(name)
             ]
-        return found
+        return [*found, *self.findings]
 
 
 class Program:
@@ -109,10 +126,10 @@ class Program:
 
 @contextmanager
 def started(
-    folder: Path, model: Path, sdk: str, steps: int, first: str = ""
+    folder: Path, model: Path, sdk: str, steps: int, options: Sequence[str], first: str = ""
 ) -> Iterator[tuple[Served, Program]]:
     """A server and a program that uses it."""
-    served = Served(folder, model)
+    served = Served(folder, model, options)
     if first:
         served.order.give(first)
     served.start()
@@ -124,26 +141,38 @@ def started(
         served.destroy()
 
 
-def undisturbed(folder: Path, model: Path, sdk: str, steps: int) -> Report:
+def undisturbed(
+    folder: Path, model: Path, sdk: str, steps: int, options: Sequence[str] = DETERMINISTIC
+) -> Report:
     """A program whose server is never killed."""
-    with started(folder, model, sdk, steps) as (served, program):
+    with started(folder, model, sdk, steps, options) as (served, program):
         return _report(served, program, Report(sdk))
 
 
 def disturbed(
-    folder: Path, model: Path, points: Sequence[str], steps: int, chance: random.Random, report: Report
+    folder: Path,
+    model: Path,
+    points: Sequence[str],
+    steps: int,
+    chance: random.Random,
+    report: Report,
+    options: Sequence[str] = DETERMINISTIC,
 ) -> list[str]:
-    """Fill a report of a program whose server or engine is killed at these points; the points left."""
+    """Fill a report of a program whose server or engine is killed at these points; the points left.
+
+    The power is cut only if the options promise that work survives it.
+    """
     left = list(points)
+    not_now = ONCE if "power" in options else (*ONCE, *CUTS)
     first = next((each for each in left if each in ONCE), "")
     if first:
         left.remove(first)
-    with started(folder, model, report.sdk, steps, first) as (served, program):
+    with started(folder, model, report.sdk, steps, options, first) as (served, program):
         killer = Killer(served, program, report, chance)
         if first:
             killer.obeyed(first, None)
         while program.steps_done < steps - 1 and not program.over:
-            point = next((each for each in left if each not in ONCE), None)
+            point = next((each for each in left if each not in not_now), None)
             if point is None:
                 break
             left.remove(point)
@@ -160,6 +189,7 @@ def _report(served: Served, program: Program, report: Report) -> Report:
     wait_for(lambda: served.engine() is not None, "an engine")
     served.stop()
     report.checkpoints, report.files, report.ended = served.checkpoints(), served.files(), served.ended()
+    report.findings = served.findings()
     return report
 
 
@@ -176,6 +206,8 @@ class Killer:
             self._at_random(point)
         elif point in RESTART_POINTS:
             self._while_restarting(point)
+        elif point in CUTS:
+            self._cut_power(point)
         else:
             # Seen before the order is given: a moment later there may be another.
             engine = self.served.engine()
@@ -205,15 +237,35 @@ class Killer:
         self.served.start()
         self._goes_on(point, began, engine)
 
-    def obeyed(self, point: str, engine: int | None) -> None:
-        """Wait until a process has died as ordered; start a server again if it was the server."""
-        served, order = self.served, self.served.order
-        until = time.monotonic() + _REACHED_BY
+    def _cut_power(self, point: str) -> None:
+        served, moment = self.served, point.partition(", ")[2]
+        engine = served.engine()
+        if moment:
+            served.order.give(moment)
+            reached, engine = self._reached(point, engine)
+            if not reached:
+                return
+        began = time.monotonic()
+        served.cut_power(self.chance)
+        served.start()
+        self._goes_on(point, began, engine)
+
+    def _reached(self, point: str, engine: int | None) -> tuple[bool, int | None]:
+        """Wait until a process has died as ordered; whether one has, and the engine there was."""
+        order, until = self.served.order, time.monotonic() + _REACHED_BY
         while not order.obeyed and not self.program.over and time.monotonic() < until:
-            engine = engine or served.engine()
+            engine = engine or self.served.engine()
             time.sleep(0.005)
         if order.take_back():
             self.report.missed.append(point)
+            return False, engine
+        return True, engine
+
+    def obeyed(self, point: str, engine: int | None) -> None:
+        """Wait until a process has died as ordered; start a server again if it was the server."""
+        served = self.served
+        reached, engine = self._reached(point, engine)
+        if not reached:
             return
         began = time.monotonic()
         if point in SERVER_POINTS:

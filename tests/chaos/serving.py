@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -13,14 +14,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tinkex.server.state_check import check
 from tinkex.testing.kill_points import KillOrder
+
+from .power import Power
 
 KEY = "tml-killed-and-killed-again"
 MODEL = "tiny/model"
 PATIENCE = 120.0
+DETERMINISTIC = ("--deterministic", "--snapshot-steps", "3")
 _ID = re.compile(r"\bs-[0-9a-f]{16}")
 
 
@@ -42,10 +47,12 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 class Served:
     """One state folder and port, and the server that has it at the moment."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder, self.model = folder, model
+    def __init__(self, folder: Path, model: Path, options: Sequence[str] = DETERMINISTIC) -> None:
+        self.folder, self.model, self.options = folder, model, options
         folder.mkdir(parents=True, exist_ok=True)
         self.state, self.log = folder / "state", folder / "log.txt"
+        # Nothing else is said to survive a power cut.
+        self.power = Power(self.state, folder / "power") if "power" in options else None
         self.order = KillOrder(folder / "order")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -57,13 +64,16 @@ class Served:
         """Start a server; it listens when this returns, or has died of an order."""
         words = [
             *("--json", "serve", "--model", f"{MODEL}={self.model}", "--state", str(self.state)),
-            *("--port", str(self.port), "--device", "cpu", "--threads", "1", "--deterministic"),
-            *("--snapshot-steps", "3", "--time", "drain=5"),
+            *("--port", str(self.port), "--device", "cpu", "--threads", "1", "--time", "drain=5"),
+            *self.options,
         ]
+        environment = {**clean_environment(), **self.order.environment, "TINKER_API_KEY": KEY}
+        if self.power is not None:
+            environment |= self.power.environment
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tinkex", *words],
-                env={**clean_environment(), **self.order.environment, "TINKER_API_KEY": KEY},
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -101,6 +111,15 @@ class Served:
             assert engine is not None
             wait_for(lambda: not _alive(engine), "the engine's end")
         return True
+
+    def cut_power(self, chance: random.Random) -> None:
+        """End all that still runs, and leave on disk what was synced and some of what was not."""
+        assert self._process is not None
+        assert self.power is not None
+        engine = self.engine()
+        self._process.kill()
+        self.gone(engine)
+        self.power.cut(chance, chance.choice((0.0, 0.5)))
 
     def gone(self, engine: int | None) -> None:
         """Wait for the end of a server that was killed, and see that its engine ended too."""
@@ -148,6 +167,11 @@ class Served:
             name = re.sub(r"^snapshots/([^/]+)/\d+/", r"snapshots/\1/N/", name)
             found[re.sub(r"^store/bodies/.*", "store/bodies/N", name)] += 1
         return found
+
+    def findings(self) -> list[str]:
+        """What `tinkex state check` has to say: files nobody needs, rows without files, runs given up."""
+        report = check(self.state)
+        return [*(f"{each.kind} {each.place}: {each.text}" for each in report.findings), *report.notes]
 
     def ended(self) -> Counter[tuple[str, str]]:
         """How many operations there are of each kind and state."""

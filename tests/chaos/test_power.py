@@ -204,3 +204,22 @@ asyncio.run(main())
     run(power, script)
     power.cut(random.Random(1))
     assert SampleJournal(power.root / "samples.log").open() == [f"s:{n}" for n in range(5)]
+
+
+def test_the_folder_an_engine_is_given_is_there(power: Power):
+    script = """
+import asyncio
+from pathlib import Path
+from tinkex.server.child_process import ChildProcess
+
+async def main():
+    child = ChildProcess("this", [], name="engine")
+    child.start(fds=[], folder=Path("engine/model"), extra={})
+    await child.read_log()
+    await child.ended()
+
+asyncio.run(main())
+"""
+    run(power, script)
+    power.cut(random.Random(1))
+    assert (power.root / "engine/model").is_dir()

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..engine.durable import make_folders
+
 log = logging.getLogger(__name__)
 LINES = 20
 """Last lines of its log that are told when it ends."""
@@ -64,7 +66,7 @@ class ChildProcess:
         self._code: asyncio.Future[int] = loop.create_future()
         self._log_over = asyncio.Event()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folders(folder)
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603
