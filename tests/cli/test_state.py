@@ -56,3 +56,42 @@ def test_the_default_is_the_server_s_own(cli: Command, state: Path, monkeypatch:
     done = cli("state", "check")
     assert done.code == 1
     assert "is no state folder" in done.err
+
+
+@pytest.mark.parametrize("name", ["b.tar", "b"])
+def test_a_backup_is_made_and_put_back(cli: Command, state: Path, tmp_path: Path, name: str):
+    archive, back = tmp_path / name, tmp_path / "back"
+    done = cli("state", "export", str(state), str(archive), "--json")
+    assert done.code == 0
+    assert done.data["files"] == 7
+    again = cli("state", "import", str(archive), str(back), "--json")
+    assert again.code == 0
+    assert {**again.data, "folder": str(state)} == done.data
+    assert cli("state", "check", str(back)).code == 0
+    refused = cli("state", "import", str(archive), str(back))
+    assert refused.code == 1
+    assert "is not empty" in refused.err
+
+
+def test_a_backup_is_told_to_be_private(cli: Command, state: Path, tmp_path: Path):
+    done = cli("state", "export", str(state), str(tmp_path / "b.tar"))
+    assert "7 files" in done.out
+    assert "private" in done.out
+    assert "are let in" in cli("state", "import", str(tmp_path / "b.tar"), str(tmp_path / "back")).out
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes((tmp_path / "b.tar").read_bytes()[:5000])
+    refused = cli("state", "import", str(bad), str(tmp_path / "other"))
+    assert refused.code == 1
+    assert "archive" in refused.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_is_compacted(cli: Command, state: Path):
+    done = cli("state", "compact", str(state), "--json")
+    assert done.code == 0
+    assert done.data["rows"]["sessions"] == 1
+    assert done.data["bytes_after"] <= done.data["bytes_before"]
+    shown = cli("state", "compact", str(state), "--older-than", "0")
+    assert "before" in shown.out
+    assert "dropped no rows, removed 0 leftovers" in shown.out
+    assert cli("state", "compact", str(state), "--older-than", "-1").code == 2

@@ -18,7 +18,7 @@ from .state_files import Finding, access, damage, leftovers, strangers
 from .state_folder import StateFolder, StateInUse, holder
 from .state_rows import DATABASE, Rows, read_only, read_rows
 
-__all__ = ["NoState", "Report", "check", "check_and_fix"]
+__all__ = ["NoState", "Report", "check", "check_and_fix", "existing", "look", "remove"]
 
 LOOKS = 4
 PAUSE = 0.5
@@ -54,28 +54,28 @@ class Report:
 
 def check(folder: Path) -> Report:
     """Look at a state folder, without changing anything."""
-    folder = _existing(folder)
+    folder = existing(folder)
     server = holder(folder)
-    report = _look(folder, server)
+    report = look(folder, server)
     for _ in range(LOOKS):
         if server is None or not report.findings:
             break
         time.sleep(PAUSE)
         before = {(each.kind, each.place) for each in report.findings}
         server = holder(folder)
-        report = _look(folder, server)
+        report = look(folder, server)
         report.findings = [each for each in report.findings if (each.kind, each.place) in before]
     return report
 
 
 def check_and_fix(folder: Path) -> Report:
     """Look, and remove what is left over; only where no server has the folder."""
-    folder = _existing(folder)
+    folder = existing(folder)
     try:
         with StateFolder(folder):
-            report = _look(folder, None)
+            report = look(folder, None)
             for each in [each for each in report.findings if each.kind == "leftover"]:
-                if _remove(folder, each.place):
+                if remove(folder, each.place):
                     report.removed.append(each.place)
                     report.findings.remove(each)
     except StateInUse as problem:
@@ -83,13 +83,15 @@ def check_and_fix(folder: Path) -> Report:
     return report
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
+    """A state folder that is there."""
     if not (folder / "store").is_dir():
         raise NoState(f"{folder} is no state folder: there is no store in it")
     return folder.absolute()
 
 
-def _look(folder: Path, server: int | None) -> Report:
+def look(folder: Path, server: int | None) -> Report:
+    """Look once; a server that runs may be in the middle of something."""
     report = Report(folder, server)
     in_use = server is not None
     path = folder / DATABASE
@@ -124,7 +126,8 @@ def _lost_samplers(folder: Path, rows: Rows) -> list[str]:
     return [f"the unnamed weights of {len(lost)} open sampling sessions are no longer kept"]
 
 
-def _remove(folder: Path, place: str) -> bool:
+def remove(folder: Path, place: str) -> bool:
+    """Remove what is left over; whether it is gone."""
     path = folder / place
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

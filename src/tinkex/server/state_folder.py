@@ -91,7 +91,7 @@ class StateFolder:
 
     def usage(self) -> dict[str, int]:
         """Bytes on disk by folder, and under `free` what the device has left for us."""
-        used = {room: _size_of(self.path / room) for room in ROOMS}
+        used = {room: size_on_disk(self.path / room) for room in ROOMS}
         return {**used, "free": shutil.disk_usage(self.path).free}
 
     # ---- letting go
@@ -179,7 +179,7 @@ def _empty(folder: Path) -> None:
                 os.unlink(entry.path)
 
 
-def _size_of(folder: Path) -> int:
+def size_on_disk(folder: Path) -> int:
     """Bytes the files below a folder take on disk; what vanishes while it is counted is not counted."""
     total, folders = 0, [str(folder)]
     while folders:

@@ -16,7 +16,7 @@ from typing import Any
 from .sql.migrations import MIGRATIONS, migrate
 from .state_folder import file_name
 
-__all__ = ["DATABASE", "Body", "Needed", "Rows", "plain_name", "read_only", "read_rows", "wrong_schema"]
+__all__ = ["DATABASE", "Body", "Needed", "Rows", "open_read_only", "plain_name", "read_only", "read_rows"]
 
 DATABASE = "store/store.db"
 CHANGES_WEIGHTS = ("create_model", "forward_backward", "optim_step", "load_weights", "unload_model")
@@ -65,23 +65,27 @@ class Rows:
     """The folders of all checkpoints."""
 
 
-@contextmanager
-def read_only(path: Path, *, in_use: bool) -> Iterator[sqlite3.Connection]:
-    """A connection that changes nothing; all it reads is of one moment."""
+def open_read_only(path: Path, *, in_use: bool) -> sqlite3.Connection:
+    """A connection that changes nothing."""
     waiting = path.with_name(f"{path.name}-wal")
     still = not in_use and not (waiting.exists() and waiting.stat().st_size)
     # Immutable, SQLite makes no files of its own beside a database that is at rest.
-    how = "immutable=1" if still else "mode=ro"
-    with closing(
-        sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=30, isolation_level=None)
-    ) as database:
-        database.execute("PRAGMA trusted_schema = OFF")
+    address = f"{path.absolute().as_uri()}?{'immutable=1' if still else 'mode=ro'}"
+    database = sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
+    database.execute("PRAGMA trusted_schema = OFF")
+    return database
+
+
+@contextmanager
+def read_only(path: Path, *, in_use: bool) -> Iterator[sqlite3.Connection]:
+    """A connection that changes nothing; all it reads is of one moment."""
+    with closing(open_read_only(path, in_use=in_use)) as database:
         database.execute("BEGIN")
         yield database
         database.execute("ROLLBACK")
 
 
-def wrong_schema(database: sqlite3.Connection) -> str:
+def _wrong_schema(database: sqlite3.Connection) -> str:
     """What this version would have made otherwise, or not at all; nothing: all is well."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
         migrate(fresh)
@@ -124,7 +128,7 @@ def read_rows(database: sqlite3.Connection) -> Rows:
     missing = [name for name, _ in MIGRATIONS if name not in rows.migrations]
     if missing:
         return rows
-    wrong = wrong_schema(database)
+    wrong = _wrong_schema(database)
     if wrong:
         rows.problems.append((DATABASE, f"its tables are not ours: {wrong}"))
     for name in ("sessions", "models", "samplers", "checkpoints", "operations"):
