@@ -101,7 +101,8 @@ def _base(name: str | None) -> Path:
 
 def _child(base: Path, adapter: Path, out: Path) -> int:
     """Have the engine merge; the number of tensors that changed."""
-    command = [sys.executable, "-m", "tinkex.engine.merge_command", str(base), str(adapter), str(out)]
+    module = "tinkex.engine.merge_command"
+    command = [sys.executable, "-P", "-m", module, str(base), str(adapter), str(out)]
     environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)  # noqa: S603
     try:

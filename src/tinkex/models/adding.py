@@ -234,7 +234,7 @@ def _check_installed() -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Have the engine convert, in a process of its own: this one never loads PyTorch."""
-    command = [sys.executable, "-m", "tinkex.engine.gguf_command", str(gguf), str(folder)]
+    command = [sys.executable, "-P", "-m", "tinkex.engine.gguf_command", str(gguf), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     try:
         told = json.loads(done.stdout.splitlines()[-1])

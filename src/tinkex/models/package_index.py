@@ -56,7 +56,7 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _pip_says(env: Mapping[str, str]) -> dict[str, str]:
     """pip's configuration files; nothing where there is no pip."""
-    command = [sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list", "--disable-pip-version-check"]
     try:
         done = subprocess.run(  # noqa: S603
             command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=dict(env)

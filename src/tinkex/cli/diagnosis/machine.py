@@ -43,7 +43,11 @@ def _device() -> Check:
                      'pip install "tinkex[server]", or use a server elsewhere')  # fmt: skip
     try:
         done = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=_SECONDS, check=True
+            [sys.executable, "-P", "-c", _PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
         )
         found = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
