@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex.engine import base_model
+from tinkex.engine import base_model, query_blocks
 from tinkex.engine.messages import SparseRows
 from tinkex.engine.trainer import Trainer, TrainState
 
@@ -144,6 +144,18 @@ def test_adapters_folded_into_the_weights_give_the_same_gradients(family):
 def test_long_and_windowed_sequences_have_right_gradients():
     for family in ("qwen3", "mistral"):
         check(plain_model(family), make_data([180, 20, 131]), "cross_entropy", {}, 1e-4)
+
+
+def test_scores_that_are_not_kept_are_computed_again(monkeypatch):
+    found = []
+    for kept in (query_blocks.KEPT, 0):
+        monkeypatch.setattr(query_blocks, "KEPT", kept)
+        for family in ("qwen3", "mistral"):
+            base = engine_model(plain_model(family))
+            state, _ = run_one(base, filled_adapter(base, 4), make_data([180, 20, 131]))
+            found.append(state.grads.flat)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
 
 
 def test_two_dimensional_targets():

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from .codec import CodecError, Frames, packed
 from .faults import EngineFault, ServerFault
 from .host import Loop, Steppable
-from .messages import Answer, Failed, Message, Ready, Request, Start, TokenStep
+from .messages import Answer, Failed, Message, Pulse, Ready, Request, Start, TokenStep
 from .model_folder import check_folder, stored_parameters
+from .pulse import Heart
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -46,6 +47,7 @@ class Wire:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket, self._frames = end, Frames()
+        self._writing = threading.Lock()
 
     def arriving(self) -> Iterator[Message]:
         """Every message, until the other end is gone."""
@@ -59,15 +61,16 @@ class Wire:
                 return
             yield from self._frames.filled(count)
 
-    def send(self, answers: Sequence[Answer | Ready]) -> None:
-        """Write messages, all of them in as few system calls as the socket allows."""
+    def send(self, answers: Sequence[Answer | Ready | Pulse]) -> None:
+        """Write messages, all of them in as few system calls as the socket allows, from any thread."""
         left = [memoryview(buffer) for buffer in packed(answers)]
-        while left:
-            sent = self._socket.sendmsg(left[:_BUFFERS])
-            while left and sent >= len(left[0]):
-                sent -= len(left.pop(0))
-            if sent:
-                left[0] = left[0][sent:]
+        with self._writing:
+            while left:
+                sent = self._socket.sendmsg(left[:_BUFFERS])
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if sent:
+                    left[0] = left[0][sent:]
 
     def answer(self, answers: list[Answer]) -> None:
         """Write answers; one that cannot be written becomes a failure of its request."""
@@ -106,6 +109,8 @@ def main(arguments: Sequence[str]) -> int:
         log.error("the first message must be Start, not %s", type(start).__name__)
         return BAD_MESSAGE
     logging.getLogger().setLevel(logging.getLevelNamesMapping().get(start.log_level.upper(), "INFO"))
+    heart = Heart(start.epoch, start.pulse, lambda pulse: wire.send([pulse]))
+    heart.start()
     with contextlib.suppress(ConnectionError):
         try:
             engine = open_engine(start)
@@ -116,13 +121,15 @@ def main(arguments: Sequence[str]) -> int:
         # What was made while loading lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        return serve(engine, wire)
+        return serve(engine, wire, heart)
     return 0
 
 
-def serve(engine: Steppable, wire: Wire) -> int:
+def serve(engine: Steppable, wire: Wire, heart: Heart | None = None) -> int:
     """Run an engine until the wire's other end is gone; the exit code."""
     loop = Loop(engine, wire.answer)
+    if heart is not None:
+        heart.watch(loop)
     code = 0
 
     def read() -> None:

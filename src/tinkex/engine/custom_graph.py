@@ -91,6 +91,12 @@ class CustomLoss:
             ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise UserFault(f"the custom loss's graph cannot be read: {problem!r}") from None
+        for node in nodes:
+            words = (node.op, node.name, node.target)
+            if not all(isinstance(x, str) for x in words) or not isinstance(node.args, list):
+                raise UserFault("the custom loss's graph cannot be read: a step has no name or arguments")
+            if not isinstance(node.kwargs, dict):
+                raise UserFault(f"the custom loss's graph cannot be read: {node.name} has no named arguments")
         loss = cls(inputs, nodes)
         loss._check()
         return loss

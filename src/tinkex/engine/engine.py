@@ -110,6 +110,8 @@ class Engine:
         self._queue: deque[Request] = deque()
         self._running: tuple[str, Work] | None = None
         self._spent = {"train": 0.0, "sample": 0.0}
+        self.doing = self._operation = ""
+        """The piece of work last begun, for people; other threads may read it."""
 
     @property
     def busy(self) -> bool:
@@ -169,6 +171,8 @@ class Engine:
         if side is None:
             return []
         started = time.perf_counter()
+        if side == "sample":
+            self.doing = "sampling"
         answers = self._operate() if side == "train" else self.sampler.step()
         seconds = time.perf_counter() - started
         self._share.spent(side, seconds)
@@ -206,7 +210,9 @@ class Engine:
         if self._running is None:
             message = self._queue.popleft()
             self._running = (message.request_id, self.operations.start(message))
+            self._operation = f"{type(message).__name__} {message.request_id}"
         name, work = self._running
+        self.doing = self._operation
         try:
             next(work)
             return []

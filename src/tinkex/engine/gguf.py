@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from .checkpoints import fresh_folder
 from .faults import UserFault
+from .gguf_header import check_lengths
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -47,6 +48,16 @@ def convert_gguf(file: str | Path, folder: str | Path, *, dtype: torch.dtype = t
         import gguf
     except ImportError:
         raise UserFault("reading GGUF files needs the package gguf: pip install gguf") from None
+    try:
+        _convert(gguf, Path(file), Path(folder), dtype)
+    except (UserFault, OSError):
+        raise
+    except Exception as problem:  # the file is foreign: its readers raise errors of every kind
+        raise UserFault(f"{Path(file).name} is damaged, or no GGUF file: {problem!r}") from None
+
+
+def _convert(gguf: Any, file: Path, folder: Path, dtype: torch.dtype) -> None:
+    check_lengths(file)
     reader = gguf.GGUFReader(file)
     facts = {name: entry.contents() for name, entry in reader.fields.items()}
     if facts.get("general.architecture") != "llama":
@@ -67,7 +78,7 @@ def convert_gguf(file: str | Path, folder: str | Path, *, dtype: torch.dtype = t
             values = _halves(values, kv_heads)
         tensors[name] = values.to(dtype).contiguous()
     config = _config(facts, heads, kv_heads, tied="lm_head.weight" not in tensors, dtype=dtype)
-    with fresh_folder(Path(folder)) as place:
+    with fresh_folder(folder) as place:
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         _write_json(place / "config.json", config)
         ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -123,6 +134,8 @@ def _write_tokenizer(place: Path, facts: dict[str, Any]) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = facts["tokenizer.ggml.tokens"]
+    if len(set(tokens)) < len(tokens):
+        raise UserFault("its tokenizer has the same token twice")
     merges = [tuple(pair.split(" ", 1)) for pair in facts["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(tokens)}, merges=merges))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

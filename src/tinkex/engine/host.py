@@ -54,7 +54,16 @@ class Loop:
 
     def __init__(self, engine: Steppable, answer: Callable[[list[Answer]], None]) -> None:
         self.engine, self._answer = engine, answer
+        self.steps = self.taken = 0
+        """Steps done and messages taken in; other threads may read them."""
+        self.busy = False
+        """Whether the engine is at work; else it waits for messages."""
         self._inbox: queue.SimpleQueue[Request | _Word] = queue.SimpleQueue()
+
+    @property
+    def doing(self) -> str:
+        """What the engine is at, for people."""
+        return str(getattr(self.engine, "doing", "")) if self.busy else ""
 
     def put(self, message: Request) -> None:
         """Hand over a message, from any thread."""
@@ -73,6 +82,7 @@ class Loop:
         while self._take_in():
             if self.engine.busy:
                 answers = self.engine.step()
+                self.steps += 1
                 if answers:
                     self._answer(answers)
 
@@ -81,14 +91,17 @@ class Loop:
         answers: list[Answer] = []
         while True:
             message: Request | _Word | None = None
+            self.busy = bool(answers) or self.engine.busy
             with contextlib.suppress(queue.Empty):
-                message = self._inbox.get(block=not (answers or self.engine.busy))
+                message = self._inbox.get(block=not self.busy)
+            self.busy = True
             if message is None or message is _Word.STOP:
                 if answers:
                     self._answer(answers)
                 return message is None
             if not isinstance(message, _Word):
                 answers += self.engine.submit(message)
+                self.taken += 1
 
 
 class Host:

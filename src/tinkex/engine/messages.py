@@ -64,6 +64,23 @@ class Start:
     """Fields of the engine's options by name, where they differ from the defaults."""
     sampling: dict[str, Scalar] = field(default_factory=dict)
     """The same for the sampler's options."""
+    pulse: float = 5.0
+    """Seconds between two looks at whether there is anything new to tell of what the engine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What an engine in a process of its own is at; it is asked for by nobody, and sent when it is news."""
+
+    epoch: int
+    doing: str
+    """For people."""
+    steps: int
+    """Micro-batches, decode steps and other pieces of work done since the engine was started."""
+    taken: int
+    """Messages taken in since then."""
+    busy: bool
+    """Whether it is at work; else it waits for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +423,6 @@ Request = (
     | AskStats
 )
 Answer = TrainDone | Done | Failed | SampleAccepted | TokenStep | SampleDone | Stats
-Message = Request | Answer | Start | Ready
+Message = Request | Answer | Start | Ready | Pulse
 
 StopReason = Literal["stop", "length"]

@@ -7,12 +7,14 @@ checkpoints use for the unembedding and for stacked experts.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .adapters import Adapter, LoraSite
@@ -77,7 +79,7 @@ def import_peft(folder: str | Path, base: BaseModel, *, seed: int = 0) -> Adapte
     place = Path(folder)
     if not (place / CONFIG).is_file() or not (place / WEIGHTS).is_file():
         raise UserFault(f"{place.name} lacks {CONFIG} or {WEIGHTS}")
-    config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+    config = _config(place / CONFIG)
     for key in (
         "use_dora",
         "use_rslora",
@@ -92,15 +94,22 @@ def import_peft(folder: str | Path, base: BaseModel, *, seed: int = 0) -> Adapte
         raise UserFault("only LoRA adapters without biases can be read")
     if "r" not in config or "lora_alpha" not in config:
         raise UserFault(f"{CONFIG} lacks r or lora_alpha")
-    rank = int(config["r"])
+    rank, alpha = config["r"], config["lora_alpha"]
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise UserFault(f"{CONFIG}: r must be a whole number from 1 on and lora_alpha a number")
     sites = {site.path: site for site in base.sites}
-    found = _factors(load_file(place / WEIGHTS), sites)
+    try:
+        tensors = load_file(place / WEIGHTS)
+    except (SafetensorError, OSError) as problem:
+        raise UserFault(f"{WEIGHTS} cannot be read: {problem}") from None
+    found = _factors(tensors, sites)
+    _check_rank(found, rank)
     parts = frozenset(sites[path].part for path in found)
     layout = layout_of(base, parts)
     adapter = Adapter(
         layout,
         rank,
-        alpha=float(config["lora_alpha"]),
+        alpha=float(alpha),
         seed=seed,
         device=base.device,
         dtype=base.dtype,
@@ -113,6 +122,26 @@ def import_peft(folder: str | Path, base: BaseModel, *, seed: int = 0) -> Adapte
             named[f"{path}.lora_{side}"] = x.to(base.device)
     adapter.load(named)
     return adapter
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise UserFault(f"{CONFIG} is not JSON: {problem}") from None
+    if not isinstance(config, dict):
+        raise UserFault(f"{CONFIG} holds no object")
+    return config
+
+
+def _check_rank(found: dict[str, dict[str, torch.Tensor]], rank: int) -> None:
+    """Refuse factors of another rank before there is an adapter of that rank: it may be of any size."""
+    if not found:
+        raise UserFault(f"{WEIGHTS} has no LoRA factors")
+    for path, factors in found.items():
+        for side, x in factors.items():
+            if x.dim() not in (2, 3) or x.shape[-2 if side == "A" else -1] != rank:
+                raise UserFault(f"{path}.lora_{side} has shape {list(x.shape)}, {CONFIG} says rank {rank}")
 
 
 def _factors(

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import torch
 
-LIMIT = 32 << 20
+LIMIT = 96 << 20
 """Bytes kept; what does not fit is left to the ordinary allocator."""
 
 _VIEWS = 4096
