@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from ..engine.codec import CodecError, Frames, packed
-from ..engine.messages import Answer, Failed, Message, Ready, Request, Scalar, Start
+from ..engine.messages import Answer, Failed, Message, Pulse, Ready, Request, Scalar, Start
 from .child_process import ChildProcess
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,18 @@ class EngineLink(Protocol):
         Its arrays may be read later, when there is room on the way: they must not be changed afterwards.
         """
 
+    def kill(self, reason: str) -> None:
+        """End the engine at once; it is told as an engine that ended by itself is."""
+
     async def close(self) -> None:
         """End the engine; nothing is delivered from now on."""
+
+
+@runtime_checkable
+class PulsingLink(Protocol):
+    """A link whose engine tells by itself what it is at."""
+
+    pulse: Callable[[Pulse], None]
 
 
 class EngineHost(Protocol):
@@ -118,6 +128,10 @@ class ThreadLink:
         except Exception as problem:
             raise LinkClosed(f"the engine is gone: {problem}") from problem
 
+    def kill(self, reason: str) -> None:
+        """Let go of the engine; a thread cannot be ended, but nothing comes from it any more."""
+        self._end(reason)
+
     async def close(self) -> None:
         """Stop the engine after the step it is in."""
         self._closed = True
@@ -171,6 +185,8 @@ class EngineSpec:
     """Options of the engine by name, where they differ from its defaults."""
     sampling: dict[str, Scalar] = field(default_factory=dict)
     """The same for its sampler."""
+    pulse: float = 5.0
+    """Seconds between two looks at whether there is anything new to tell of what the engine does."""
 
     def message(self, epoch: int) -> Start:
         """The first message to the process; paths are made absolute, for it works elsewhere."""
@@ -186,17 +202,20 @@ class EngineSpec:
             self.log_level,
             self.training,
             self.sampling,
+            self.pulse,
         )
 
 
 class ProcessLink:
     """An engine in a child process, which dies with this one.
 
-    `deliver` gets every answer in order, on the loop; `lost` is told why, once, if it ends by itself.
+    `deliver` gets every answer in order, on the loop; `lost` is told why, once, if it ends by itself;
+    `pulse` is told now and then what the child is at, from its first moment on.
     """
 
     def __init__(self, spec: EngineSpec, epoch: int, deliver: Deliver, lost: Lost) -> None:
         self.spec, self.epoch = spec, epoch
+        self.pulse: Callable[[Pulse], None] = lambda pulse: None
         self.facts: dict[str, Scalar] = {}
         self.eos: tuple[int, ...] = ()
         self._deliver, self._lost = deliver, lost
@@ -251,6 +270,13 @@ class ProcessLink:
             raise LinkClosed("the engine is gone" if self._child else "the engine is not started")
         self._send(message)
 
+    def kill(self, reason: str) -> None:
+        """Kill the child; it is told as one that died."""
+        self._fault = f"{reason}; "
+        self._open = False
+        if self._child is not None:
+            self._child.kill()
+
     async def close(self) -> None:
         """Let the child end the step it is in, kill it if that takes long; no process is left."""
         self._closed = True
@@ -274,7 +300,9 @@ class ProcessLink:
 
     def take(self, message: Message) -> None:
         """A message came from the child."""
-        if self._open:
+        if isinstance(message, Pulse):
+            self.pulse(message)
+        elif self._open:
             try:
                 self._deliver(cast("Answer", message))
             except Exception:

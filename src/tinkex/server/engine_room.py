@@ -21,8 +21,10 @@ from ..engine.messages import (
     TokenStep,
 )
 from .clock import Clock
-from .engine_link import EngineLink, EngineStartFailed, LinkClosed
+from .engine_link import EngineLink, EngineStartFailed, LinkClosed, PulsingLink
+from .options import Times
 from .problems import Failure
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,12 @@ class Listener(Protocol):
 class EngineRoom:
     """The engine of one model folder."""
 
-    def __init__(self, folder: Path, make_link: MakeLink, clock: Clock, first_epoch: int) -> None:
+    def __init__(
+        self, folder: Path, make_link: MakeLink, clock: Clock, first_epoch: int, times: Times | None = None
+    ) -> None:
         self.folder, self._make_link, self._clock = folder, make_link, clock
+        times = times or Times()
+        self._watchdog = Watchdog(clock, times.stall, times.loading, self._hung)
         self.epoch = first_epoch
         self.state: State = "starting"
         self.reason = "the engine is loading the model"
@@ -78,6 +84,7 @@ class EngineRoom:
     async def close(self) -> None:
         """Stop the engine for good."""
         self.state = "closed"
+        self._watchdog.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -90,9 +97,13 @@ class EngineRoom:
         while self.state != "closed":
             link = self._make_link(self.folder, self.epoch, self._deliver, self._lost)
             self._link = link
+            if isinstance(link, PulsingLink):
+                link.pulse = self._watchdog.beat
+                self._watchdog.begin()
             try:
                 await link.start()
             except EngineStartFailed as problem:
+                self._watchdog.end()
                 self.reason = f"the engine cannot start: {str(problem).partition(chr(10))[0]}"
                 log.error("the engine cannot start: %s; trying again in %.0f s", problem, pause)
                 self.state = "down"
@@ -106,7 +117,13 @@ class EngineRoom:
                 listener.engine_up()
             return
 
+    def _hung(self, reason: str) -> None:
+        log.error("the engine of %s hangs: %s; it is killed", self.folder.name, reason)
+        if self._link is not None:
+            self._link.kill(reason)
+
     def _lost(self, reason: str) -> None:
+        self._watchdog.end()
         if self.state == "closed":
             return
         log.error("the engine of %s died: %s; starting it again", self.folder.name, reason)
@@ -145,6 +162,7 @@ class EngineRoom:
         except LinkClosed:
             self._waiters.pop(message.request_id, None)
             return False
+        self._watchdog.told()
         return True
 
     async def call(self, message: Request) -> Answer:
@@ -163,6 +181,7 @@ class EngineRoom:
         return answer
 
     def _deliver(self, answer: Answer) -> None:
+        self._watchdog.answered()
         if isinstance(answer, (TokenStep, SampleAccepted, SampleDone)):
             if answer.epoch == self.epoch:
                 self.sampled(answer)

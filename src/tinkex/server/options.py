@@ -80,6 +80,10 @@ class Times:
     """How long a stopping server lets running work finish."""
     housekeeping: float = 10.0
     """Between two looks for what has expired."""
+    stall: float = 600.0
+    """An engine at work that makes no progress for so long is killed and started again."""
+    loading: float = 3600.0
+    """The same while it loads its model and takes its first steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ class DirectLink:
         if self.engine is not None:
             self.engine.close()
 
+    def kill(self, reason: str) -> None:
+        """End the engine at once."""
+        self.die(reason)
+
     def die(self, reason: str) -> None:
         """End the engine at once, as a killed process would."""
         if not self._closed:
