@@ -73,6 +73,11 @@ class EngineRoom:
         return {} if self._link is None else self._link.facts
 
     @property
+    def pid(self) -> int | None:
+        """The engine's process, if it has one of its own."""
+        return getattr(self._link, "pid", None)
+
+    @property
     def up(self) -> bool:
         """Whether messages can be sent."""
         return self.state == "up"

@@ -1,7 +1,7 @@
 """Files no row knows of, left by a crash between the files and the row: moved aside before engines start.
 
 Moving is done in a moment and cannot meet an engine that writes to the same name; removing takes as long as
-it takes, in the background.
+it takes, in the background. What an engine alone had half-written when it died goes once the next is up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +23,13 @@ from .store import Page
 if TYPE_CHECKING:
     from .service import Service
 
-__all__ = ["clear_leftovers"]
+__all__ = ["Sweeper", "clear_leftovers"]
 
 log = logging.getLogger(__name__)
 SAMPLERS = "sampler"
 """Where in its folder an engine keeps unnamed samplers, by version."""
+_PART = re.compile(r"\..*\.([0-9]+)\.(?:part|old)")
+"""What the process with this number is writing, or has replaced."""
 _PAGE = 1000
 _TRASH = "tmp"
 """Emptied at every start of a server, should this one not come to it."""
@@ -84,6 +88,37 @@ def _move_aside(state: Path, known: set[Path], trash: Path) -> int:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
     return moved
+
+
+class Sweeper:
+    """Removes what engines that died were writing, as soon as another is up."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def engine_up(self) -> None:
+        """Look for what processes that are no more left behind."""
+        self._service.spawn(self._sweep())
+
+    def engine_lost(self, reason: str) -> None:
+        """The next engine is waited for."""
+
+    async def _sweep(self) -> None:
+        alive = {os.getpid(), *(room.pid for room in self._service.rooms.values())}
+        removed = await asyncio.to_thread(_remove_parts, self._service.options.state, alive)
+        if removed:
+            log.info("%d folders that an engine was writing when it died were removed", removed)
+
+
+def _remove_parts(state: Path, alive: set[int | None]) -> int:
+    removed = 0
+    for room, depth in (("checkpoints", 3), ("snapshots", 2), ("engine", 3), ("exports", 1)):
+        for folder in _folders(state / room, depth):
+            found = _PART.fullmatch(folder.name)
+            if found and int(found[1]) not in alive:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed += 1
+    return removed
 
 
 def _folders(place: Path, depth: int) -> Iterator[Path]:

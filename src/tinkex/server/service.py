@@ -25,6 +25,7 @@ from .checkpoint_files import discard
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
+from .leftovers import Sweeper
 from .line import Line
 from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
@@ -130,7 +131,7 @@ class Service:
             scheduler = self.schedulers[folder] = Scheduler(self, room)
             desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
             scheduler.restored = desk.restored
-            room.listeners += [scheduler, desk]
+            room.listeners += [scheduler, desk, Sweeper(self)]
             room.sampled = desk.sampled
 
     # ---- life
