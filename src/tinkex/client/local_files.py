@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -54,6 +55,9 @@ class LocalFiles:
         """Make the folders, for this user alone."""
         for folder in (self.state, self._own):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Who owns the folder can put another key or another server's address in the place of ours.
+            if hasattr(os, "geteuid") and os.geteuid() not in (0, folder.stat().st_uid):
+                raise PermissionError(errno.EACCES, "it belongs to somebody else")
 
     # ---- locks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 import time
@@ -64,6 +65,8 @@ def run(
     if files is not None and files < FEW_FILES:
         log.warning("only %d files and connections may be open; raise it with ulimit -n", files)
     with contextlib.ExitStack() as stack:
+        # Whatever is written, by engines too, is for whoever runs the server alone.
+        stack.callback(os.umask, os.umask(0o077))
         # Let go of after the state folder: who waits for it can have that at once.
         users = None if options.while_locked is None else stack.enter_context(Users(options.while_locked))
         folder = stack.enter_context(_state_folder(options))
