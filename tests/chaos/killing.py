@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from .power import COMPILER
 from .serving import DETERMINISTIC, KEY, PATIENCE, Served, clean_environment, wait_for
 
 AT_RANDOM = ("engine", "server", "both")
+AGAIN = tuple(f"{what}, on its way back" for what in AT_RANDOM)
+"""Killed once more before anything was done; never so often that an engine seems to die of its work."""
 ONCE = ("model: before its row", "model: after its row", "engine: before a model is made")
 """Moments that come only at the beginning of a program."""
 POWER_CUT = "power cut"
@@ -38,6 +41,8 @@ CUTS = (
 )
 """The machine goes down: at any time, or at a moment of the server or engine."""
 EVERYWHERE = (*AT_RANDOM, *SERVER_POINTS, *RESTART_POINTS, *ENGINE_POINTS, *(CUTS if COMPILER else ()))
+FAST_WITHIN = 1e-4
+"""How far apart numbers may lie where the server is not deterministic."""
 _REACHED_BY = 20.0
 
 
@@ -64,21 +69,61 @@ class Report:
     findings: list[str] = field(default_factory=list)
     """What is wrong with the state folder in the end."""
 
-    def differences(self, other: Report) -> list[str]:
-        """In what two programs differ, though one was never disturbed."""
+    def differences(self, other: Report, within: float = 0.0) -> list[str]:
+        """In what two programs differ, though one was never disturbed.
+
+        Where numbers need not be the same bits, they must be within so much, relative to the larger of 1
+        and what was expected; what is drawn or saved by them must be there, whatever it is.
+        """
         found = [
             f"{name}: {self.seen.get(name)!r:.200} is not {other.seen.get(name)!r:.200}"
             for name in sorted({*self.seen, *other.seen})
-            if self.seen.get(name) != other.seen.get(name)
+            if (self.apart(other, name) > within if within else self.seen.get(name) != other.seen.get(name))
         ]
         for what in ("checkpoints", "files", "ended"):
             mine, theirs = dict(getattr(self, what)), dict(getattr(other, what))
+            if within and what != "ended":
+                mine, theirs = _whatever(mine), _whatever(theirs)
             found += [
                 f"{what}, {name}: {mine.get(name)} is not {theirs.get(name)}"
                 for name in sorted({*mine, *theirs})
                 if mine.get(name) != theirs.get(name)
             ]
         return [*found, *self.findings]
+
+    def apart(self, other: Report, name: str) -> float:
+        """How far what two programs saw under a name lies apart; samples are only counted."""
+        return _apart(_counted(name, self.seen.get(name)), _counted(name, other.seen.get(name)))
+
+    def furthest(self, other: Report) -> float:
+        """How far it lies apart where it lies furthest."""
+        return max(self.apart(other, name) for name in {*self.seen, *other.seen})
+
+
+DRAWN = ("base ", "unnamed ", "named ")
+
+
+def _counted(name: str, seen: Any) -> Any:
+    return [len(seen)] if name.startswith(DRAWN) and isinstance(seen, list) else seen
+
+
+def _apart(mine: Any, theirs: Any) -> float:
+    """The largest relative difference of numbers; infinite where the two are not of one form."""
+    if mine == theirs:
+        return 0.0
+    if isinstance(mine, (int, float)) and isinstance(theirs, (int, float)):
+        far = abs(mine - theirs) / max(1.0, abs(theirs))
+        return far if far == far else float("inf")
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        return max(_apart(mine[name], theirs[name]) for name in mine)
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        return max(map(_apart, mine, theirs))
+    return float("inf")
+
+
+def _whatever(found: dict[Any, Any]) -> Counter[str]:
+    """What is there, without the digests that tell its numbers."""
+    return Counter(re.sub(r"\b[0-9a-f]{32}\b", "VERSION", str(name)) for name in found)
 
 
 class Program:
@@ -219,9 +264,20 @@ class Killer:
         if self.served.kill(what):
             if what != "engine":
                 self.served.start()
+            for _ in range(self.chance.choice((0, 1, 2))):
+                engine = self._once_more(what) or engine
             self._goes_on(what, began, engine)
         else:
             self.report.missed.append(what)
+
+    def _once_more(self, what: str) -> int | None:
+        time.sleep(self.chance.uniform(0.0, 3.0))
+        engine = self.served.engine()
+        if self.served.kill(what):
+            self.report.kills.append(Kill(f"{what}, on its way back", float("nan")))
+            if what != "engine":
+                self.served.start()
+        return engine
 
     def _while_restarting(self, point: str) -> None:
         began, engine = time.monotonic(), self.served.engine()

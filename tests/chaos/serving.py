@@ -25,7 +25,8 @@ from .power import Power
 KEY = "tml-killed-and-killed-again"
 MODEL = "tiny/model"
 PATIENCE = 120.0
-DETERMINISTIC = ("--deterministic", "--snapshot-steps", "3")
+SNAPSHOTS = ("--snapshot-steps", "3")
+DETERMINISTIC = (*SNAPSHOTS, "--deterministic")
 _ID = re.compile(r"\bs-[0-9a-f]{16}")
 
 
@@ -86,6 +87,12 @@ class Served:
     def running(self) -> bool:
         """Whether there is a server."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        assert self._process is not None
+        return self._process.pid
 
     def engine(self) -> int | None:
         """The engine's process id, if there is one."""
