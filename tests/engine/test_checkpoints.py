@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tinkex.engine.checkpoints import (
     FILE,
@@ -114,6 +116,41 @@ def test_absent_damaged_and_foreign_ones_are_told_apart(base, tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ServerFault, match="cannot be read"):
         load_state(tmp_path / "s", base)
+
+
+def test_one_wrong_bit_anywhere_is_found(base, tmp_path):
+    state = TrainState(filled_adapter(base, 4, seed=1))
+    Trainer(base).optim_step(state, PARAMS)
+    save_state(tmp_path / "a", state)
+    path = tmp_path / "a" / FILE
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    step = whole.index(b'"step":"1"') + len(b'"step":"')
+    places = [step, *np.random.default_rng(0).integers(header, len(whole), 12).tolist(), len(whole) - 1]
+    for place in places:
+        harmed = bytearray(whole)
+        harmed[place] ^= 1 << (place % 4)
+        path.write_bytes(harmed)
+        with pytest.raises(ServerFault, match="damaged"):
+            load_state(tmp_path / "a", base)
+        with pytest.raises(ServerFault, match="damaged"):
+            load_sampler(tmp_path / "a", base)
+    for length in (0, 5, header - 1, header + 1, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ServerFault, match="cannot be read"):
+            load_state(tmp_path / "a", base)
+    path.write_bytes(whole)
+    assert load_state(tmp_path / "a", base).steps == 1
+
+
+def test_a_state_saved_without_a_checksum_is_read(base, tmp_path):
+    save_state(tmp_path / "a", TrainState(filled_adapter(base, 4, seed=1)))
+    path = tmp_path / "a" / FILE
+    with safe_open(path, framework="pt") as file:
+        facts = {key: value for key, value in file.metadata().items() if key != "checksum"}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata=facts)
+    assert load_state(tmp_path / "a", base).adapter.rank == 4
 
 
 def test_a_seed_means_the_same_adapter_everywhere():

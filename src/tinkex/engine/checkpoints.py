@@ -11,6 +11,9 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +38,52 @@ def save_state(
     folder: str | Path, state: TrainState, *, with_optimizer: bool = True, with_gradient: bool = False
 ) -> int:
     """Write a model's weights (and moments, and the gradient accumulated so far); bytes written."""
+    tensors = _tensors(state, with_optimizer, with_gradient)
+    return _write(Path(folder), state.adapter, tensors, kind="state", step=str(_step(state, tensors)))
+
+
+class StateCopy:
+    """A model's weights (moments, gradient) as they are at one moment, to be written at another."""
+
+    def __init__(
+        self, state: TrainState, *, with_optimizer: bool = True, with_gradient: bool = False
+    ) -> None:
+        found = _tensors(state, with_optimizer, with_gradient)
+        self._tensors = {name: x.detach().to("cpu", copy=True) for name, x in found.items()}
+        self._adapter, self._step = state.adapter, _step(state, found)
+        self.nbytes = sum(x.nbytes for x in self._tensors.values())
+
+    def save(self, folder: str | Path) -> int:
+        """Write it, as `save_state` would have then; bytes written."""
+        return _write(Path(folder), self._adapter, self._tensors, kind="state", step=str(self._step))
+
+
+def _tensors(state: TrainState, with_optimizer: bool, with_gradient: bool) -> dict[str, torch.Tensor]:
     tensors = {"weights": state.adapter.master.flat}
-    step = 0
     if with_optimizer and state.moments is not None:
         tensors |= {"exp_avg": state.moments.exp_avg, "exp_avg_sq": state.moments.exp_avg_sq}
-        step = state.moments.step
     if with_gradient and state.grads is not None:
         tensors["gradient"] = state.grads.flat
-    return _write(Path(folder), state.adapter, tensors, kind="state", step=str(step))
+    return tensors
+
+
+def _step(state: TrainState, tensors: dict[str, torch.Tensor]) -> int:
+    return state.steps if "exp_avg" in tensors else 0
 
 
 def load_state(folder: str | Path, base: BaseModel, *, with_optimizer: bool = True) -> TrainState:
     """A model's training state as it was saved; without the optimizer, its weights alone."""
     adapter, tensors, facts = _read(Path(folder), base)
     state = TrainState(adapter)
-    if with_optimizer and "exp_avg" in tensors:
-        first, second = (tensors[name].to(base.device) for name in ("exp_avg", "exp_avg_sq"))
-        state.moments = AdamState(first, second, int(facts["step"]))
-    if with_optimizer and "gradient" in tensors:
-        state.grads = LoraTensors(adapter.layout, adapter.rank, tensors["gradient"].to(base.device))
+    size = adapter.master.flat.shape
+    with _damage_told(Path(folder)):
+        if with_optimizer and any(x.shape != size for x in tensors.values()):
+            raise ValueError("its optimizer's state has another size than its weights")
+        if with_optimizer and "exp_avg" in tensors:
+            first, second = (tensors[name].to(base.device) for name in ("exp_avg", "exp_avg_sq"))
+            state.moments = AdamState(first, second, int(facts["step"]))
+        if with_optimizer and "gradient" in tensors:
+            state.grads = LoraTensors(adapter.layout, adapter.rank, tensors["gradient"].to(base.device))
     return state
 
 
@@ -86,11 +116,23 @@ def _write(folder: Path, adapter: Adapter, tensors: dict[str, torch.Tensor], **f
         "parts": ",".join(sorted(adapter.parts)),
         "layout": _signature(adapter.layout),
     }
+    held = {name: x.contiguous().cpu() for name, x in tensors.items()}
+    facts["checksum"] = _checksum(held, facts)
     with fresh_folder(folder) as place:
         path = place / FILE
         reach("folder: before it is written")
-        save_file({name: x.contiguous().cpu() for name, x in tensors.items()}, path, metadata=facts)
+        save_file(held, path, metadata=facts)
         return path.stat().st_size
+
+
+def _checksum(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> str:
+    """A CRC-32 of every number and of what is said of them."""
+    said = {key: value for key, value in facts.items() if key != "checksum"}
+    found = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        shape = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        found = zlib.crc32(tensor.view(-1).view(torch.uint8).numpy(), zlib.crc32(shape, found))
+    return f"{found:08x}"
 
 
 def _read(folder: Path, base: BaseModel) -> tuple[Adapter, dict[str, torch.Tensor], dict[str, str]]:
@@ -103,24 +145,43 @@ def _read(folder: Path, base: BaseModel) -> tuple[Adapter, dict[str, torch.Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise ServerFault(f"the checkpoint at {folder} cannot be read: {problem}") from None
+    if "checksum" in facts and facts["checksum"] != _checksum(tensors, facts):
+        raise ServerFault(
+            f"the checkpoint at {folder} is damaged: its numbers are not those that were saved"
+        )
     if facts.get("format") != FORMAT:
         raise UserFault(f"the checkpoint at {folder} has format {facts.get('format')!r}, expected {FORMAT}")
+    with _damage_told(folder):
+        return _adapter(folder, base, tensors, facts), tensors, facts
+
+
+@contextmanager
+def _damage_told(folder: Path) -> Iterator[None]:
+    """What is missing or misshapen in a file that can be read, in words."""
+    try:
+        yield
+    except (KeyError, ValueError, OverflowError, RuntimeError) as problem:
+        raise ServerFault(f"the checkpoint at {folder} is damaged: {problem!r}") from None
+
+
+def _adapter(
+    folder: Path, base: BaseModel, tensors: dict[str, torch.Tensor], facts: dict[str, str]
+) -> Adapter:
     layout = layout_of(base, frozenset(facts["parts"].split(",")))
     if _signature(layout) != facts["layout"]:
         raise UserFault(f"the checkpoint at {folder} belongs to another base model")
-    rank = int(facts["rank"])
-    if tensors["weights"].numel() != layout.per_rank * rank:
+    rank, flat = int(facts["rank"]), tensors["weights"]
+    if flat.dim() != 1 or flat.numel() != layout.per_rank * rank or not flat.is_floating_point():
         raise ServerFault(f"the checkpoint at {folder} is damaged: its size does not match its rank")
-    adapter = Adapter(
+    return Adapter(
         layout,
         rank,
         alpha=float(facts["alpha"]),
         seed=int(facts["seed"]),
         device=base.device,
         dtype=base.dtype,
-        flat=tensors["weights"],
+        flat=flat,
     )
-    return adapter, tensors, facts
 
 
 class fresh_folder:  # noqa: N801
