@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..errors import APITimeoutError, InvalidArgumentError, RequestInfo
+from ..errors import APIConnectionError, APITimeoutError, InvalidArgumentError, RequestInfo
 from .transport import Request, Response, unreachable, unsendable
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from yarl import URL
 
 __all__ = ["AiohttpTransport"]
+
+MOST_BYTES = 1 << 30
+"""Bytes of an answer, unpacked: a bound against servers that mean harm."""
 
 
 @lru_cache(maxsize=512)
@@ -84,7 +87,7 @@ class AiohttpTransport:
             if request.stream:
                 return Response(answer.status, headers, chunks=_chunks(answer, request))
             try:
-                body = await answer.read()
+                body = await _whole(answer, request)
             finally:
                 answer.release()
         except TimeoutError:
@@ -100,6 +103,23 @@ class AiohttpTransport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+async def _whole(answer: aiohttp.ClientResponse, request: Request) -> bytes:
+    """The body, unless it is larger than any answer is."""
+    length = answer.content_length
+    if length is not None and length <= MOST_BYTES and "content-encoding" not in answer.headers:
+        return await answer.read()
+    pieces, total = [], 0
+    async for piece in answer.content.iter_any():
+        pieces.append(piece)
+        total += len(piece)
+        if total > MOST_BYTES:
+            answer.close()
+            raise APIConnectionError(
+                RequestInfo.of(request), f"Connection error: the answer has more than {MOST_BYTES} bytes"
+            )
+    return b"".join(pieces)
 
 
 async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:

@@ -24,6 +24,8 @@ __all__ = ["Http1Transport"]
 _IDLE_SECONDS = 60.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _JOIN_BELOW = 64 * 1024  # a small body is sent in one piece with its head
+MOST_BYTES = 1 << 30  # of an answer: a bound against servers that mean harm
+_MOST_UNPACKED = 256 << 20  # bytes a packed answer may unpack to
 
 
 class _Connection(asyncio.Protocol):
@@ -44,6 +46,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body: list[bytes] = []
+        self._length = 0
         self.complete = False
         self.keep_alive = False
 
@@ -133,7 +136,10 @@ class _Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body; one without end breaks the connection off."""
+        self._length += len(data)
+        if self._length > MOST_BYTES:
+            raise ConnectionError(f"it has more than {MOST_BYTES} bytes")
         self.body.append(data)
 
     def on_message_complete(self) -> None:
@@ -250,8 +256,16 @@ def _decoded(connection: _Connection, request: Request) -> bytes:
         return body
     with contextlib.suppress(zlib.error):
         if coding in ("gzip", "x-gzip", "deflate"):
-            return zlib.decompress(body, wbits=47)  # gzip or zlib, by their headers
+            return _unpacked(body, 47)  # gzip or zlib, by their headers
     if coding == "deflate":
         with contextlib.suppress(zlib.error):
-            return zlib.decompress(body, wbits=-15)
+            return _unpacked(body, -15)
     raise APIConnectionError(RequestInfo.of(request), f"Connection error: cannot undo encoding {coding!r}")
+
+
+def _unpacked(body: bytes, wbits: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits)
+    unpacked = unpacker.decompress(body, _MOST_UNPACKED)
+    if not unpacker.eof:
+        raise zlib.error("cut off, or larger than answers are")
+    return unpacked
