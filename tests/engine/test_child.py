@@ -1,6 +1,8 @@
 """Opening an engine from its first message; how it is spoken to is tested with the server's links."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from tinkex.testing import make_tiny_model
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", *child.WAITING):
         monkeypatch.setenv(name, "1")
     yield
     torch.set_num_threads(1)
@@ -73,6 +75,29 @@ def test_small_models_run_on_one_thread(folder, monkeypatch):
     monkeypatch.setattr(child, "SMALL", 1000)
     monkeypatch.setattr(child, "_cores", lambda: 3)
     assert child.open_engine(start(folder)).ready().facts["threads"] == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch brings another OpenMP")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "GOMP_SPINCOUNT = '2000'"),
+        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT = '77'"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'"),
+    ],
+)
+def test_threads_that_wait_leave_the_core_to_others(folder, given, said):
+    program = (
+        "from tinkex.engine import child; from tinkex.engine.messages import Start\n"
+        f"child.open_engine(Start(2, {str(folder)!r}, device='cpu', threads=2))"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in child.WAITING}
+    environ = {**kept, "OMP_DISPLAY_ENV": "VERBOSE", **given}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True
+    )
+    assert said in done.stderr, "what OpenMP itself has read"
+    assert ("GOMP_SPINCOUNT = '2000'" in done.stderr) == (not given)
 
 
 def test_without_a_tokenizer_stop_strings_are_refused(folder, tmp_path, caplog):
