@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tinkex.engine.checkpoints import FILE
 from tinkex.engine.desk import CallFailed, Desk
 from tinkex.engine.engine import Engine, EngineOptions
 from tinkex.engine.faults import ServerFault
@@ -433,6 +435,58 @@ def test_a_half_collected_gradient_is_saved_on_request(base, tmp_path):
             trial.ask(LoadState, "n", str(tmp_path / name), with_optimizer)
             trial.step("n")
             assert (trial.freeze("n") == after) is same
+
+
+def test_a_model_is_saved_as_it_was_while_it_trains_on(base, tmp_path):
+    with Trial(base) as trial:
+        trial.create("m")
+        trial.learn("m", 2)
+        trial.train("m")
+        trial.ask(SaveState, "m", str(tmp_path / "before"), with_gradient=True)
+        answers = []
+        # Its writer waits for these, as it does for samplers' weights.
+        writing = threading.Event()
+        trial.engine.weights.wait = writing.wait
+        message = SaveState(3, "later", "m", str(tmp_path / "later"), with_gradient=True, background=True)
+        thread = threading.Thread(target=lambda: answers.append(trial.desk.call(message, timeout=60)))
+        thread.start()
+        trial.step("m")
+        trial.learn("m", 2)
+        assert not answers
+        assert not (tmp_path / "later").exists()
+        writing.set()
+        thread.join()
+        assert answers[0].facts["step"] == 2
+        assert answers[0].facts["bytes"] == (tmp_path / "later" / FILE).stat().st_size
+    first, second = (load_file(tmp_path / name / FILE) for name in ("before", "later"))
+    assert first.keys() == second.keys()
+    assert {"weights", "exp_avg", "exp_avg_sq", "gradient"} == first.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_unloaded_model_is_written_no_more(base, tmp_path):
+    engine = Engine(base, options=EngineOptions(sampler=SMALL))
+    engine.submit(CreateAdapter(0, "c", "m", rank=4, seed=1))
+    for n in range(3):
+        engine.submit(SaveState(0, f"s{n}", "m", str(tmp_path / str(n)), background=True))
+    engine.submit(Unload(0, "u", "m"))
+    answered = []
+    while "u" not in answered:
+        answered += [answer.request_id for answer in engine.step()]
+    assert [(tmp_path / str(n) / FILE).is_file() for n in range(3)] == [True] * 3
+    while engine.busy:
+        answered += [answer.request_id for answer in engine.step()]
+    assert sorted(answered) == ["c", "s0", "s1", "s2", "u"]
+    engine.close()
+
+
+def test_what_cannot_be_written_in_the_background_is_told(base, tmp_path):
+    (tmp_path / "file").write_text("")
+    with Trial(base) as trial:
+        trial.create("m")
+        with pytest.raises(CallFailed, match="file"):
+            trial.ask(SaveState, "m", str(tmp_path / "file" / "x"), background=True)
+        trial.learn("m")
 
 
 def test_a_seed_makes_the_same_adapter_in_another_engine(base):

@@ -75,6 +75,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.base, self.epoch = base, epoch
+        self.wake: Callable[[], None] = lambda: None
+        """Called from another thread when there is something to answer."""
         self.options = options = options or EngineOptions()
         folder = options.folder
         self.weights = SamplerWeights(
@@ -101,6 +103,7 @@ class Engine:
             device_bytes=options.device_bytes or _device_bytes(base.device),
             host_bytes=options.host_bytes,
             folder=None if folder is None else folder / STATES,
+            wake=lambda: self.wake(),
         )
         chosen = options.sampler
         if options.deterministic != chosen.deterministic:
@@ -116,7 +119,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return self._running is not None or bool(self._queue) or self.sampler.busy
+        at_work = self._running is not None or bool(self._queue) or self.sampler.busy
+        return at_work or self.operations.later.has_answers
 
     def ready(self) -> Ready:
         """What a control plane must know of the engine before it sends anything."""
@@ -166,6 +170,8 @@ class Engine:
 
     def step(self) -> list[Answer]:
         """One micro-batch, one operation or one decode step, whoever's turn it is."""
+        if self.operations.later.has_answers:
+            return self.operations.later.answers()
         training = self._running is not None or bool(self._queue)
         side = self._share.choose(train=training, sample=self.sampler.busy)
         if side is None:
@@ -181,6 +187,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what is being written in the background."""
+        self.operations.later.close()
         self.weights.close()
 
     def figures(self) -> dict[str, Scalar]:
@@ -217,11 +224,11 @@ class Engine:
             next(work)
             return []
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: Answer | None = end.value
         except Exception as error:
             answer = self._failed(name, error)
         self._running = None
-        return [answer]
+        return [] if answer is None else [answer]
 
     def _failed(self, name: str, error: Exception) -> Failed:
         if isinstance(error, EngineFault):

@@ -59,6 +59,8 @@ class Loop:
         self.busy = False
         """Whether the engine is at work; else it waits for messages."""
         self._inbox: queue.SimpleQueue[Request | _Word] = queue.SimpleQueue()
+        if hasattr(engine, "wake"):
+            engine.wake = self.wake
 
     @property
     def doing(self) -> str:

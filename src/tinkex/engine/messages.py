@@ -162,6 +162,8 @@ class SaveState:
     path: str
     with_optimizer: bool = True
     with_gradient: bool = False
+    background: bool = False
+    """Whether later messages may be worked on, and answered, before it is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .adapters import Adapter
+from .background import BackgroundWriter
 from .base_model import BaseModel
-from .checkpoints import load_sampler, load_state, save_state
+from .checkpoints import StateCopy, load_sampler, load_state, save_state
 from .faults import UserFault
 from .kill_points import reach
 from .messages import (
@@ -23,6 +24,7 @@ from .messages import (
     DropSampler,
     Export,
     ExportSaved,
+    Failed,
     KeepSamplers,
     LoadSampler,
     LoadState,
@@ -41,7 +43,8 @@ from .pool import AdapterPool
 from .sampler_weights import SamplerWeights
 from .trainer import Trainer, TrainState
 
-Work = Generator[None, None, Answer]
+Work = Generator[None, None, Answer | None]
+"""Ends with the answer, or with None where it comes later."""
 OPTIMIZERS = ("adamw",)
 
 
@@ -59,6 +62,7 @@ class Operations:
         device_bytes: int,
         host_bytes: int | None,
         folder: Path | None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.base, self.trainer, self.weights = base, trainer, weights
         self.epoch, self.max_rank = epoch, max_rank
@@ -70,7 +74,8 @@ class Operations:
             write=lambda path, state: save_state(path, state, with_gradient=True),
             read=lambda path: load_state(path, base),
         )
-        self._handlers: dict[type, Callable[[Any], Answer | Work]] = {
+        self.later = BackgroundWriter(wake)
+        self._handlers: dict[type, Callable[[Any], Answer | Work | None]] = {
             CreateAdapter: self._create,
             LoadState: self._load,
             Train: self._train,
@@ -153,8 +158,11 @@ class Operations:
         reach("engine: after a step")
         return Done(self.epoch, message.request_id, {}, metrics)
 
-    def _save(self, message: SaveState) -> Answer:
+    def _save(self, message: SaveState) -> Answer | None:
         state = self._state(message.model)
+        if message.background:
+            self._save_later(message, state)
+            return None
         # Weights frozen before a snapshot are not frozen again by a replay of what came after it.
         self.weights.wait()
         size = save_state(
@@ -164,6 +172,23 @@ class Operations:
             with_gradient=message.with_gradient,
         )
         return self._done(message.request_id, path=message.path, bytes=size, step=state.steps)
+
+    def _save_later(self, message: SaveState, state: TrainState) -> None:
+        copied = StateCopy(
+            state, with_optimizer=message.with_optimizer, with_gradient=message.with_gradient
+        )
+        steps = state.steps
+
+        def write() -> Answer:
+            try:
+                self.weights.wait()
+                size = copied.save(message.path)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                return Failed(self.epoch, message.request_id, "server", text)
+            return self._done(message.request_id, path=message.path, bytes=size, step=steps)
+
+        self.later.begin(message.model, copied.nbytes, write)
 
     def _save_sampler(self, message: SaveSampler) -> Answer:
         path = None if message.path is None else Path(message.path)
@@ -196,6 +221,7 @@ class Operations:
     def _unload(self, message: Unload) -> Answer:
         if message.model not in self.pool:
             raise UserFault(f"no model {message.model!r} here")
+        self.later.wait(message.model)  # who has it unloaded may remove its files
         self.pool.drop(message.model)
         return self._done(message.request_id)
 

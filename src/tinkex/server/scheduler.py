@@ -59,6 +59,8 @@ class Scheduler:
         self._ended: list[tuple[Operation, Outcome]] = []
         self._snapshots: list[tuple[LiveModel, int, int]] = []
         """(model, operation of the snapshot before, operation) of snapshots to be written down."""
+        self.saving = 0
+        """Snapshots the engine is writing."""
         self._flushing = False
         self._recovering: asyncio.Task[None] | None = None
         self.restored: Callable[[str], None] = lambda model_id: None
@@ -311,6 +313,7 @@ class Scheduler:
         model.steps_since = model.bytes_since = 0
 
         def saved(answer: Answer) -> None:
+            self.saving -= 1
             if isinstance(answer, Failed):
                 if answer.epoch >= 0:
                     log.error("model %s could not be snapshotted: %s", model.id, answer.text)
@@ -319,8 +322,9 @@ class Scheduler:
             self._snapshots.append((model, old, seq))
             self._write_soon()
 
-        message = SaveState(room.epoch, room.next_name(), model.id, str(folder), True, True)
-        room.tell(message, saved)
+        name = room.next_name()
+        message = SaveState(room.epoch, name, model.id, str(folder), True, True, background=True)
+        self.saving += room.tell(message, saved)
 
     # ---- the engine's comings and goings
 

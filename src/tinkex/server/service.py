@@ -194,7 +194,8 @@ class Service:
     def busy(self) -> bool:
         """Whether an engine is at work on something it could finish."""
         return any(model.under_way for model in self.world.models.values()) or any(
-            len(self.desks[folder]) and room.up for folder, room in self.rooms.items()
+            room.up and (len(self.desks[folder]) or self.schedulers[folder].saving)
+            for folder, room in self.rooms.items()
         )
 
     async def _keep_house(self) -> None:
