@@ -31,10 +31,13 @@ class Chat:
 def read_chats(path: Path) -> list[Chat]:
     """The conversations of a file, `{"messages": [{"role": …, "content": …}, …]}` on each line."""
     found = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                found.append(Chat(number, _messages(line, f"{path}, line {number}")))
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found.append(Chat(number, _messages(line, f"{path}, line {number}")))
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is not UTF-8: {error}") from None
     if not found:
         raise CommandError(f"{path} holds no conversations")
     return found
@@ -43,7 +46,7 @@ def read_chats(path: Path) -> list[Chat]:
 def _messages(line: str, where: str) -> list[dict[str, Any]]:
     try:
         held = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{where} is not JSON: {error}") from None
     messages = held.get("messages") if isinstance(held, dict) else None
     if not isinstance(messages, list) or not messages:

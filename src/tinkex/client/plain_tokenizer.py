@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
+from .chat_templates import render
 
 __all__ = ["PlainTokenizer"]
 
@@ -44,11 +44,14 @@ class PlainTokenizer:
         here = Path(folder)
         if not (here / "tokenizer.json").is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json: this tokenizer needs transformers")
-        settings = _read_json(here / "tokenizer_config.json")
-        settings |= _read_json(here / "chat_template.json")
-        if (here / "chat_template.jinja").is_file():
-            settings["chat_template"] = (here / "chat_template.jinja").read_text("utf-8")
-        return cls(Tokenizer.from_file(str(here / "tokenizer.json")), settings, folder)
+        try:
+            settings = _read_json(here / "tokenizer_config.json")
+            settings |= _read_json(here / "chat_template.json")
+            if (here / "chat_template.jinja").is_file():
+                settings["chat_template"] = (here / "chat_template.jinja").read_text("utf-8")
+            return cls(Tokenizer.from_file(str(here / "tokenizer.json")), settings, folder)
+        except Exception as problem:  # the files are foreign, and what the library raises has no kind
+            raise TokenizerError(f"the tokenizer in {folder} cannot be read: {problem!r}") from None
 
     def __repr__(self) -> str:
         return f"PlainTokenizer({self.name_or_path!r}, {len(self)} tokens)"
@@ -148,7 +151,7 @@ class PlainTokenizer:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _environment().from_string(self._chosen(chat_template, tools)).render(given)
+        text = render(self._chosen(chat_template, tools), given)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def _chosen(self, wanted: str | None, tools: Sequence[Any] | None) -> str:
@@ -181,35 +184,3 @@ def _template(held: Any) -> str | dict[str, str] | None:
         return {each["name"]: each["template"] for each in held}
     return held if isinstance(held, (str, dict)) else None
 
-
-def _environment() -> Any:
-    """Jinja as chat templates expect it; they are foreign code, so it runs in a sandbox."""
-    try:
-        from jinja2 import TemplateError
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise TokenizerError("chat templates need Jinja: pip install jinja2") from None
-
-    class Generation(Extension):  # type: ignore[misc]
-        """`{% generation %}` marks what the model says; here it changes nothing."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return made

@@ -234,7 +234,7 @@ class _Wait:
         """Read a result, a large one in a thread; whatever cannot be read becomes one kind of error."""
         try:
             return await asyncio.to_thread(read) if len(response.body) > _LARGE else read()
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
             raise self._unreadable(response, str(problem)) from None
 
     async def _json(self, response: Response) -> Any:

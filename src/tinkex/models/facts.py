@@ -53,7 +53,7 @@ def read_facts(name: str, folder: Path) -> ModelFacts:
         name=name,
         folder=str(folder),
         embedded=EMBEDDED in folder.parents,
-        architecture=str(architectures[0]) if architectures else config.get("model_type"),
+        architecture=_architecture(architectures) or _text(config.get("model_type")),
         parameters=shapes,
         dtype=dtype,
         context=_whole(config.get("max_position_embeddings")),
@@ -68,10 +68,14 @@ def read_facts(name: str, folder: Path) -> ModelFacts:
     )
 
 
+def _architecture(held: Any) -> str | None:
+    return str(held[0]) if isinstance(held, list) and held else None
+
+
 def _config(folder: Path) -> tuple[dict[str, Any], str | None]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {}, f"its config.json cannot be read: {error}"
     return (config, None) if isinstance(config, dict) else ({}, "its config.json holds no object")
 
@@ -85,11 +89,17 @@ def _weights(folder: Path) -> tuple[int | None, str | None, str | None]:
     for file in files:
         try:
             for entry in _header(file).values():
-                count += math.prod(entry["shape"])
+                count += math.prod(_lengths(entry["shape"]))
                 kinds.add(str(entry["dtype"]))
-        except (OSError, ValueError, KeyError, TypeError, struct.error):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error):
             return None, None, f"{file.name} is no safetensors file, or is cut off"
     return count, "+".join(sorted(kinds)) or None, None
+
+
+def _lengths(shape: Any) -> list[int]:
+    if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
+        raise ValueError("a shape is no list of lengths")
+    return shape
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -114,7 +124,7 @@ def _has_template(folder: Path) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
 

@@ -20,7 +20,7 @@ def body_of(response: Response) -> Any:
     """The decoded JSON of an answer, or its text."""
     try:
         return msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return response.body.decode("utf-8", "replace")[:_LONGEST_TEXT]
 
 

@@ -56,7 +56,7 @@ class TensorData:
                 raise InvalidArgumentError(
                     f"TensorData.shape: {shape} needs {_size(shape)} values, data has {array.size}"
                 )
-            array = array.reshape(shape)
+            array = _reshaped(array, shape)
         _fill(self, array, dtype, shape, sparse_crow_indices, sparse_col_indices)
 
     @classmethod
@@ -243,6 +243,13 @@ def _size(shape: list[int]) -> int:
     return product
 
 
+def _reshaped(array: Array, shape: list[int]) -> Array:
+    try:
+        return array.reshape(shape)
+    except (ValueError, OverflowError) as problem:  # more dimensions, or longer ones, than arrays have
+        raise InvalidArgumentError(f"TensorData.shape: {shown(shape)}: {problem}") from None
+
+
 def _checked_shape(shape: Any) -> list[int] | None:
     if shape is None:
         return None
@@ -261,7 +268,9 @@ def _checked_indices(name: str, indices: Any) -> list[int] | None:
     if indices is None:
         return None
     array = as_array(indices, f"TensorData.{name}")
-    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.trunc(array)).all()))
+    whole = array.dtype.kind in "iu" or (
+        array.dtype.kind == "f" and bool(((array == np.trunc(array)) & (np.abs(array) < 2.0**63)).all())
+    )
     if array.ndim != 1 or not whole:
         raise InvalidArgumentError(f"TensorData.{name}: {shown(indices)} is not a list of whole numbers")
     if isinstance(indices, list) and array.dtype.kind == "i":

@@ -106,6 +106,8 @@ class PassBody:
 
 _buffers = BufferPool()
 _NUMBER_BYTES = 5
+_MOST_EMPTY = 1 << 20
+"""Examples without any output that a result may announce: they take no bytes on the wire, but here."""
 
 
 def _write_pass(message: Writer, request: PassRequest) -> None:
@@ -344,12 +346,15 @@ def decode_output(body: bytes) -> ForwardBackwardOutput:
     outputs: list[LossFnOutput] = []
     for record in message.loss_fn_outputs:
         fields = {name: _read_batch(name, batch) for name, batch in record.fields.items()}
-        count = record.num_datums or max((len(field) for field in fields.values()), default=0)
+        longest = max((len(field) for field in fields.values()), default=0)
+        count = record.num_datums or longest
         short = [name for name, tensors in fields.items() if len(tensors) < count]
         if short:
             raise InvalidArgumentError(
                 f"loss_fn_outputs: {count} examples announced, fewer found in {', '.join(short)}"
             )
+        if not fields and count > _MOST_EMPTY:
+            raise InvalidArgumentError(f"loss_fn_outputs: {count} examples announced without a field")
         if len(fields) == 1:
             ((name, tensors),) = fields.items()
             outputs += [{name: tensor} for tensor in tensors[:count]]
@@ -361,6 +366,8 @@ def decode_output(body: bytes) -> ForwardBackwardOutput:
 def _read_batch(name: str, batch: pb.BatchedTensor) -> list[TensorData]:
     dtype: TensorDtype = dtype_name(batch.dtype)
     array: Array = take_buffer(batch.data, batch.dtype)
+    if len(batch.offsets) % 8:
+        raise InvalidArgumentError(f"loss_fn_outputs[{name!r}]: the offsets are no int64 array")
     offsets = np.frombuffer(batch.offsets, "<i8")
     itemsize = len(batch.data) // array.size if array.size else 1
     trailing = list(batch.trailing_shape)
@@ -376,5 +383,10 @@ def _read_batch(name: str, batch: pb.BatchedTensor) -> list[TensorData]:
     tensors = []
     for start, end in itertools.pairwise(cuts):
         shape = [(end - start) // width if width else 0, *trailing]
-        tensors.append(wrap(array[start:end].reshape(shape), dtype, shape))
+        try:
+            tensors.append(wrap(array[start:end].reshape(shape), dtype, shape))
+        except (ValueError, OverflowError):
+            raise InvalidArgumentError(
+                f"loss_fn_outputs[{name!r}]: {end - start} values do not make rows of {trailing}"
+            ) from None
     return tensors

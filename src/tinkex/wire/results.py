@@ -112,8 +112,8 @@ def _samples(data: Mapping[str, Any], names: list[str]) -> SampleResponse:
             SampledSequence(
                 item.get("stop_reason", "stop"),
                 names[index] if index < len(names) else f"sequence-{index}",
-                np.asarray(item.get("tokens") or [], np.int32),
-                _floats(item.get("logprobs")),
+                _line(item.get("tokens") or [], "tokens", np.int32),
+                _floats(item.get("logprobs"), "logprobs"),
                 None if ranked is None else topk_from_lists(ranked),
                 None,
                 None,
@@ -125,7 +125,7 @@ def _samples(data: Mapping[str, Any], names: list[str]) -> SampleResponse:
     alternatives = data.get("prompt_alt_tokens")
     return SampleResponse(
         sequences,
-        _floats(data.get("prompt_logprobs")),
+        _floats(data.get("prompt_logprobs"), "prompt_logprobs"),
         None if topk is None else topk_from_lists(topk),
         None if target is None else TensorData.__take__(target, True),
         int(data.get("prompt_cache_hit_tokens") or 0),
@@ -140,9 +140,16 @@ def _samples(data: Mapping[str, Any], names: list[str]) -> SampleResponse:
     )
 
 
-def _floats(values: Any) -> Array | None:
+def _floats(values: Any, name: str) -> Array | None:
     """Logprobs as an array; null becomes NaN."""
-    return None if values is None else np.asarray(values, np.float32)
+    return None if values is None else _line(values, name, np.float32)
+
+
+def _line(values: Any, name: str, dtype: Any) -> Array:
+    array: Array = np.asarray(values, dtype)
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{name}: {shown(values)} is not a list of numbers")
+    return array
 
 
 def _pairs(rows: Any) -> list[list[tuple[int, float]] | None] | None:

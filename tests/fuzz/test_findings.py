@@ -1,0 +1,364 @@
+"""What fuzzing has found: each input that once failed in a way nobody had said it would."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import struct
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.machine import Machine, running
+from tinkex.cli.output import CommandError
+from tinkex.cli.training_data import read_chats
+from tinkex.client.archives import unpack
+from tinkex.client.plain_tokenizer import PlainTokenizer
+from tinkex.errors import (
+    APIConnectionError,
+    BadRequestError,
+    DownloadError,
+    InvalidArgumentError,
+    ResultDecodeError,
+    TokenizerError,
+)
+from tinkex.models.facts import read_facts
+from tinkex.net import http1_transport
+from tinkex.net.answers import error_from
+from tinkex.net.transport import Request, Response
+from tinkex.types import TensorData
+from tinkex.wire import results
+from tinkex.wire import tinker_public_pb2 as pb
+from tinkex.wire.headers import JSON
+from tinkex.wire.passes import decode_output
+
+from . import net_targets
+from .file_targets import model
+
+NESTED = b'{"a":' + b"[" * 60_000
+LONG_DIGITS = "9" * 5000
+
+
+# ---- tensors
+
+
+@pytest.mark.parametrize("shape", [[1] * 101, [0, 2**62, 2**62], [0, 2**70]])
+def test_a_shape_no_array_has_is_refused(shape: list[int]):
+    data = [1.0] if 0 not in shape else []
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        TensorData(data, "float32", shape)
+
+
+@running()
+async def test_a_sample_with_such_a_shape_is_refused_and_no_mistake_of_the_server(server: Machine):
+    ann = server.ann
+    sampler = await ann.sampler(await ann.session())
+    targets = {"data": [1], "dtype": "int64", "shape": [1] * 101}
+    text = await ann.refused("asample", ann.sample_body(sampler, 0, target_prompt_logprobs=targets), 422)
+    assert "shape" in text
+
+
+def test_indices_that_are_infinite_are_refused_without_a_warning(recwarn: pytest.WarningsRecorder):
+    with pytest.raises(InvalidArgumentError, match="whole numbers"):
+        TensorData([1.0], "float32", [1, 1], [0, float("inf")], [0])  # type: ignore[list-item]
+    assert not recwarn.list
+
+
+# ---- results
+
+
+def _output(**batch: Any) -> bytes:
+    message = pb.ForwardBackwardOutput(loss_fn_output_type="x")
+    record = message.loss_fn_outputs.add(num_datums=batch.pop("num_datums", 0))
+    for name, value in batch.items():
+        record.fields["a"].MergeFrom(pb.BatchedTensor(**{name: value}))
+    return message.SerializeToString()
+
+
+def _offsets(*places: int) -> bytes:
+    return struct.pack(f"<{len(places)}q", *places)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (_output(data=bytes(8), dtype=1, offsets=bytes(12)), "int64"),
+        (_output(data=bytes(16), dtype=1, offsets=_offsets(0, 16), trailing_shape=[5]), "rows of"),
+        (_output(data=b"", dtype=1, offsets=_offsets(0, 0), trailing_shape=[0] + [1] * 80), "rows of"),
+        (_output(num_datums=2**31 - 1), "2147483647 examples"),
+    ],
+)
+def test_outputs_that_do_not_fit_together_are_refused(body: bytes, words: str):
+    with pytest.raises(InvalidArgumentError, match=words):
+        decode_output(body)
+
+
+def test_outputs_without_any_field_are_still_counted():
+    assert decode_output(_output(num_datums=3)).loss_fn_outputs == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    "change", [{"logprobs": 2}, {"tokens": -1.0}, {"tokens": [[1]]}, {"logprobs": [[0.5]]}]
+)
+def test_a_sample_whose_lists_are_none_is_refused(change: dict[str, Any]):
+    sequence = {"stop_reason": "stop", "tokens": [1], "logprobs": [-1.0], **change}
+    with pytest.raises(InvalidArgumentError, match=next(iter(change))):
+        results.read_samples({"sequences": [sequence]})
+    with pytest.raises(InvalidArgumentError, match="prompt_logprobs"):
+        results.read_samples({"sequences": [], "prompt_logprobs": 0.5})
+
+
+def test_a_result_nested_too_deep_cannot_be_read():
+    for name in ("optim_step", "asample", "forward"):
+        with pytest.raises(ResultDecodeError):
+            net_targets._poll(name, JSON)(NESTED)
+
+
+def test_a_refusal_nested_too_deep_is_told_as_text():
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    error = error_from(Request("GET", "http://127.0.0.1/"), Response(400, {}, NESTED), now)
+    assert isinstance(error, BadRequestError)
+    assert '{"a":[[[' in str(error)
+
+
+def test_a_packed_answer_is_not_unpacked_beyond_measure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(net_targets, "_UNPACKED", 1 << 20)
+    for size in (1 << 20, (1 << 20) + 1):
+        body = gzip.compress(bytes(size))
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+        if size == 1 << 20:
+            assert net_targets._http(head + body).body == bytes(size)
+        else:
+            with pytest.raises(APIConnectionError, match="gzip"):
+                net_targets._http(head + body)
+    monkeypatch.undo()
+    assert http1_transport._MOST_UNPACKED == 1 << 20  # set by the target, for its own inputs
+
+
+# ---- requests
+
+
+@running()
+async def test_a_length_of_many_digits_is_too_large(server: Machine):
+    headers = server.ann.headers({"content-length": LONG_DIGITS})
+    answer = await server.send("POST", "/api/v1/optim_step", [b"{}"], headers)
+    assert answer.status == 413
+
+
+# ---- files
+
+
+def test_an_archive_with_a_member_longer_than_memory_is_refused(tmp_path: Path):
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**63 + 5
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DownloadError, match=r"damaged|too large"):
+        unpack(tmp_path / "a.tar", tmp_path / "out", 1 << 20)
+
+
+def _model_with(tmp_path: Path, name: str, data: bytes) -> Any:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for each in model().iterdir():
+        (folder / each.name).write_bytes(each.read_bytes())
+    (folder / name).write_bytes(data)
+    return read_facts("m", folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"3",
+        b"[]",
+        NESTED,
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[]}}',
+        b'{"a":{"dtype":"F32","shape":[[2],9223372036854775807],"data_offsets":[0,0]}}',
+        b'{"a":{"dtype":"F32","shape":["",18446744073709551615],"data_offsets":[0,0]}}',
+        b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,0]}}',
+    ],
+)
+def test_weights_whose_header_is_none_are_told_of(tmp_path: Path, header: bytes):
+    facts = _model_with(tmp_path, "model.safetensors", struct.pack("<Q", len(header)) + header)
+    assert "safetensors" in str(facts.problem)
+    assert facts.parameters is None
+
+
+@pytest.mark.parametrize("architectures", [64, {"a": 1}, "Llama", [], None])
+def test_odd_architectures_are_left_out(tmp_path: Path, architectures: object):
+    config = json.loads((model() / "config.json").read_bytes())
+    data = json.dumps({**config, "architectures": architectures}).encode()
+    assert _model_with(tmp_path, "config.json", data).architecture == "qwen3"
+
+
+def test_a_models_config_nested_too_deep_is_told_of(tmp_path: Path):
+    assert "config.json" in str(_model_with(tmp_path, "config.json", NESTED).problem)
+
+
+def test_a_note_nested_too_deep_is_no_note(tmp_path: Path):
+    assert _model_with(tmp_path, "added.json", NESTED).source is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tokenizer.json", b'{"version": false}'),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b'{"eos_token": {}}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", NESTED),
+        ("chat_template.jinja", b"\xfb"),
+    ],
+)
+def test_a_tokenizer_with_a_damaged_file_cannot_be_loaded(tmp_path: Path, name: str, data: bytes):
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / each).write_bytes((model() / each).read_bytes())
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        PlainTokenizer.from_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("line", [b'{"messages": "\xff"}', NESTED])
+def test_conversations_that_are_no_text_are_refused(tmp_path: Path, line: bytes):
+    (tmp_path / "a.jsonl").write_bytes(line)
+    with pytest.raises(CommandError, match=r"UTF-8|JSON"):
+        read_chats(tmp_path / "a.jsonl")
+
+
+# ---- the engine's files
+
+
+def _torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (b"{", "JSON"),
+        (b"\xff", "JSON"),
+        (NESTED, "JSON"),
+        (b"[]", "object"),
+        (b'{"r": "LORA", "lora_alpha": 1}', "whole number"),
+        (b'{"r": 2.5, "lora_alpha": 1}', "whole number"),
+        (b'{"r": 0, "lora_alpha": 1}', "whole number"),
+        (b'{"r": 2, "lora_alpha": []}', "lora_alpha a number"),
+        (b'{"r": 2, "lora_alpha": NaN}', "lora_alpha a number"),
+        (b'{"r": 4294967296, "lora_alpha": 1}', "rank 4294967296"),
+    ],
+)
+def test_an_adapter_with_a_damaged_config_is_the_users_fault(config: bytes, words: str):
+    _torch()
+    from tinkex.engine.faults import UserFault
+
+    from .engine_targets import _peft
+
+    with pytest.raises(UserFault, match=words):
+        _peft("adapter_config.json")(config)
+
+
+def test_an_adapter_with_damaged_weights_is_the_users_fault():
+    _torch()
+    from tinkex.engine.faults import UserFault
+
+    from .engine_targets import _peft
+
+    for data in (b"", b"\xff" * 100, struct.pack("<Q", 2) + b"{}"):
+        with pytest.raises(UserFault, match="adapter_model"):
+            _peft("adapter_model.safetensors")(data)
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"op": []}, {"name": {}}, {"target": True}, {"args": {}}, {"kwargs": []}]
+)
+def test_a_loss_whose_steps_are_none_is_the_users_fault(spoilt: dict[str, Any]):
+    _torch()
+    from tinkex.engine.faults import UserFault
+
+    from .engine_targets import _graphs, _loss
+
+    graph = json.loads(_graphs()[0])
+    graph["nodes"][3] |= spoilt
+    with pytest.raises(UserFault, match="cannot be read"):
+        _loss(json.dumps(graph).encode())
+
+
+@pytest.mark.parametrize("lost", ["parts", "layout", "rank", "alpha", "seed"])
+def test_a_checkpoint_that_lacks_something_is_told_of(lost: str):
+    _torch()
+    from tinkex.engine.faults import ServerFault
+
+    from .engine_targets import _load_saved, _saved
+
+    data = _saved()[0]
+    (size,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + size])
+    del header["__metadata__"][lost]
+    raw = json.dumps(header).encode()
+    with pytest.raises(ServerFault, match="damaged"):
+        _load_saved(struct.pack("<Q", len(raw)) + raw + data[8 + size :])
+
+
+def test_a_checkpoint_whose_moments_do_not_fit_is_told_of():
+    torch = _torch()
+    from safetensors.torch import load, save
+
+    from tinkex.engine.faults import ServerFault
+
+    from .engine_targets import _load_saved, _saved
+
+    data = _saved()[1]
+    (size,) = struct.unpack_from("<Q", data)
+    facts = json.loads(data[8 : 8 + size])["__metadata__"]
+    tensors = load(data)
+    for name in ("exp_avg", "weights"):
+        with pytest.raises(ServerFault, match="damaged"):
+            _load_saved(save({**tensors, name: torch.zeros(3)}, metadata=facts))
+    del tensors["exp_avg_sq"]
+    with pytest.raises(ServerFault, match="damaged"):
+        _load_saved(save(tensors, metadata=facts))
+
+
+def _gguf_with(at: bytes, number: int, width: int = 8, after: int = 0) -> bytes:
+    """The tiny model with another number behind some bytes."""
+    from .engine_targets import _gguf
+
+    data = bytearray(_gguf()[0])
+    place = data.index(at) + len(at) + after
+    data[place : place + width] = number.to_bytes(width, "little")
+    return bytes(data)
+
+
+def test_a_gguf_file_that_states_more_than_it_holds_is_the_users_fault():
+    _torch()
+    pytest.importorskip("gguf")
+    from tinkex.engine.faults import UserFault
+
+    from .engine_targets import _convert, _gguf
+
+    whole = _gguf()[0]
+    damaged = [
+        b"",
+        b"GGUF",
+        whole[:200],
+        whole[:4] + b"\x09" + whole[5:],
+        _gguf_with(b"tokenizer.ggml.tokens", 2**60, after=8),  # the array's length: kinds come first
+        _gguf_with(b"tokenizer.ggml.token_type", 2**40, after=8),
+        _gguf_with(b"llama.block_count", 99, 4),
+        _gguf_with(b"GGUF\x03\0\0\0", 2**62),
+    ]
+    for data in damaged:
+        with pytest.raises(UserFault, match=r"GGUF|damaged"):
+            _convert(data)
+    with pytest.raises(UserFault):
+        _convert(whole.replace(b"\x01\0\0\0\0\0\0\0b", b"\x01\0\0\0\0\0\0\0a", 1))  # the same token twice
+    _convert(whole)
+
+
+def test_nothing_above_left_a_loop_running():
+    assert not asyncio.all_tasks(net_targets.loop())
