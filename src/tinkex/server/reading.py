@@ -44,8 +44,8 @@ class Gone(Exception):
 async def read_all(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
     """The body, if it is not larger than allowed; what is too large is not read to its end."""
     stated = headers.get(_CONTENT_LENGTH)
-    if stated is not None and stated.isdigit() and int(stated) > limit:
-        raise _too_large(int(stated), limit)
+    if stated is not None and stated.isdigit() and int(stated[:18]) > limit:
+        raise _too_large(int(stated[:18]), limit)
     message = await receive()
     if message["type"] == "http.disconnect":
         raise Gone
