@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from time import perf_counter
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ from ..wire.routes import PREFIX, Route
 from ..wire.routing import find_route, methods_of
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
 from .door import identify
+from .metrics_page import METRICS_PAGE
 from .problems import Problem
 from .reading import Gone, Receive, number_in, read_all, read_query, understand
 from .service import Service
@@ -30,6 +32,12 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Page: TypeAlias = Callable[[Service, str, Mapping[bytes, bytes], bytes], Awaitable[Reply]]
 
 OPEN_ROUTES = frozenset({"health"})
+GUARDED_PAGES = frozenset({METRICS_PAGE})
+"""Pages that need a key, unless `metrics_open`; the others need none."""
+NO_ROUTE, FRONT = "none", "front"
+"""What requests for nothing that is here, and for the first page, are counted as."""
+LEFT = 499
+"""What a request is counted as whose client left before it was whole."""
 OFF_LOOP = 64 << 10
 """Bodies from this size on are decoded in a thread."""
 LONGEST_SHOWN = 300
@@ -43,7 +51,7 @@ class App:
     def __init__(self, service: Service, pages: Mapping[str, Page] | None = None) -> None:
         self.service = service
         self.pages = dict(pages or {})
-        """By the first segment of the path, for GET and HEAD; they need no key."""
+        """By the first segment of the path, for GET and HEAD."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or live from start to stop."""
@@ -77,9 +85,11 @@ class App:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        metrics, began = self.service.metrics, perf_counter()
         try:
             reply = await self._answer(scope, headers, receive)
         except Gone:
+            metrics.answered(scope.get("route", NO_ROUTE), LEFT, perf_counter() - began)
             return
         except Problem as problem:
             reply = refusal(problem)
@@ -91,17 +101,19 @@ class App:
             reply = refusal(
                 Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {number}")
             )
+        metrics.answered(scope.get("route", NO_ROUTE), reply.status, perf_counter() - began)
         await _send(reply, receive, send, head=scope["method"] == "HEAD")
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Reply:
         method, path = scope["method"], self._path(scope)
         found = find_route(method, path)
-        if found is None:
-            return await self._page(method, path, headers, scope["query_string"])
-        route, params = found
-        service = self.service
         client = scope.get("client")
         peer: str = client[0] if client else ""
+        if found is None:
+            return await self._page(scope, path, headers, peer)
+        route, params = found
+        scope["route"] = route.name
+        service = self.service
         owner, key_id = self._authenticate(route, headers.get(_KEY), peer)
         limits = service.options.limits
         raw = b"" if method == "GET" else await read_all(receive, headers, limits.body_bytes)
@@ -130,11 +142,15 @@ class App:
             path = path[len(prefix) :]
         return path
 
-    async def _page(self, method: str, path: str, headers: dict[bytes, bytes], query: bytes) -> Reply:
+    async def _page(self, scope: Scope, path: str, headers: dict[bytes, bytes], peer: str) -> Reply:
+        method: str = scope["method"]
         first = path.partition("/")[2].partition("/")[0]
         page = self.pages.get(first) if method in ("GET", "HEAD") and path.startswith("/") else None
         if page is not None:
-            return await page(self.service, unquote(path), headers, query)
+            scope["route"] = first or FRONT
+            if first in GUARDED_PAGES and not self.service.options.metrics_open:
+                identify(self.service, headers.get(_KEY) or _bearer(headers), peer)
+            return await page(self.service, unquote(path), headers, scope["query_string"])
         allowed = methods_of(path)
         if allowed:
             raise Problem(
@@ -150,6 +166,12 @@ class App:
             return "", 0
         known = identify(self.service, credential, peer)
         return known.owner, known.id
+
+
+def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key as scrapers send it."""
+    kind, _, credential = headers.get(b"authorization", b"").partition(b" ")
+    return credential.strip() if kind.lower() == b"bearer" else None
 
 
 def refusal(problem: Problem) -> Reply:

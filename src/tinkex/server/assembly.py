@@ -16,6 +16,7 @@ from .downloads import files_page
 from .engine_link import EngineLink, EngineSpec, ProcessLink
 from .engine_room import EngineRoom, MakeLink
 from .keys import KeyRing
+from .metrics_page import METRICS_PAGE, metrics_page
 from .options import ServerOptions
 from .readiness import READY_PAGE, ready_page
 from .service import Keys, Service
@@ -78,7 +79,7 @@ def child_engines(
 
 def pages() -> Mapping[str, Page]:
     """What is served beside the API."""
-    return {**PAGES, PAGE: files_page, READY_PAGE: ready_page}
+    return {**PAGES, PAGE: files_page, READY_PAGE: ready_page, METRICS_PAGE: metrics_page}
 
 
 async def assemble(

@@ -100,6 +100,10 @@ class Operation:
     """How often the engine died while it had this operation."""
     ending: bool = False
     """Whether its end is being written down."""
+    entered: float = 0.0
+    """When it took its place in line, on the monotonic clock."""
+    begun: float | None = None
+    """When the engine was told of it."""
 
 
 @dataclass(slots=True)

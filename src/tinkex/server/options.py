@@ -144,6 +144,8 @@ class ServerOptions:
     """And when the operations since the last snapshot hold so many bytes."""
     log_level: str = "info"
     """How much is logged: debug, info, warning, error."""
+    metrics_open: bool = False
+    """Whether /metrics answers without a key."""
     rates: dict[str, float] = field(default_factory=dict)
     """Dollars per million tokens by usage kind, of `storage` per gigabyte and month; by default 0."""
     limits: Limits = Limits()

@@ -7,6 +7,7 @@ died, its samples are asked for again with the same seeds; listeners hear only w
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ from ..types.tensor_data import TensorData
 from ..types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from .engine_room import EngineRoom, SampleAnswer
 from .tickets import Bell, Ticket, sample_bytes
+from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 25
@@ -76,6 +78,10 @@ class RunningSample:
     cache_hits: int = 0
     seen_tokens: int = 0
 
+    asked: float = 0.0
+    """When it arrived, on the monotonic clock."""
+    spoke: bool = False
+    """Whether it has had a token."""
     @property
     def id(self) -> str:
         """The ticket's id."""
@@ -95,6 +101,11 @@ class SamplingDesk:
         self._held: dict[str, list[RunningSample]] = {}
         """By model, those whose weights are frozen again when it is restored."""
 
+        self._metrics, self._monotonic = Metrics(), time.monotonic
+
+    def count_in(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
+        """Count what ends here, by this clock."""
+        self._metrics, self._monotonic = metrics, monotonic
     def __len__(self) -> int:
         return len(self._running)
 
@@ -106,6 +117,7 @@ class SamplingDesk:
         """Begin a sample, or let it wait for the engine."""
         self._running[sample.id] = sample
         if self.room.up:
+        sample.asked = self._monotonic()
             self._send(sample)
 
     def cancel(self, id: str) -> None:
@@ -234,6 +246,9 @@ class SamplingDesk:
             if stream in streams:
                 streams[stream][1].stop_reason = "stop" if reason == STOP else "length"
         for sample in rung.values():
+            if not sample.spoke:
+                sample.spoke = True
+                self._metrics.first_token.see(self._monotonic() - sample.asked)
             sample.bell.ring()
 
     def _finish(self, sample: RunningSample, answer: SampleDone) -> None:
@@ -252,12 +267,22 @@ class SamplingDesk:
     def _over(self, sample: RunningSample) -> None:
         sample.bell.ring()
         sample.ended(sample)
+        self._count(sample)
 
     def _let_go(self, sample: RunningSample) -> None:
         self._running.pop(sample.id, None)
         if sample.first_stream >= 0:
+    def _count(self, sample: RunningSample) -> None:
+        metrics = self._metrics
+        metrics.samples["done"] += 1
+        metrics.sampled.see(self._monotonic() - sample.asked)
+        metrics.tokens["prompt"] += len(sample.prompt)
+        metrics.tokens["prompt_cached"] += sample.cache_hits
+        metrics.tokens["sampled"] += sample.seen_tokens
+
             for index in range(sample.num_samples):
                 self._streams.pop(sample.first_stream + index, None)
+        self._metrics.samples[category] += 1
 
 
 def response_of(sample: RunningSample, done: SampleDone) -> SampleResponse:

@@ -170,6 +170,7 @@ class Scheduler:
                     after.append(operation)
                 taken = True
                 model.line.take()
+                operation.begun = self.service.clock.monotonic()
                 if operation.deaths:
                     self._suspect = operation
                 self._under_way.setdefault(model.id, []).append(operation)
@@ -250,6 +251,7 @@ class Scheduler:
 
     def _end(self, operation: Operation, outcome: Outcome) -> None:
         model = operation.model
+        self._count(operation, outcome)
         if operation is self._suspect:
             self._suspect = None
             asyncio.get_running_loop().call_soon(self.kick)
@@ -265,6 +267,11 @@ class Scheduler:
 
     def _write_soon(self) -> None:
         if not self._flushing:
+    def _count(self, operation: Operation, outcome: Outcome) -> None:
+        begun, now = operation.begun, self.service.clock.monotonic()
+        queued, worked = (0.0, -1.0) if begun is None else (begun - operation.entered, now - begun)
+        self.service.metrics.ended(operation.kind, outcome.category or "done", queued, worked)
+
             self._flushing = True
             self.service.write_begins()
             asyncio.get_running_loop().call_soon(self._flush)

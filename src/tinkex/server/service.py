@@ -27,6 +27,7 @@ from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
 from .leftovers import Sweeper
 from .line import Line
+from .metrics import Metrics
 from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
 from .problems import Problem
@@ -78,6 +79,9 @@ class Folders(Protocol):
         """Where the engine of a base model keeps cold states and ephemeral samplers."""
 
 
+    def usage(self) -> dict[str, int]:
+        """Bytes on disk by folder."""
+
 class Service:
     """Everything one server is."""
 
@@ -102,6 +106,7 @@ class Service:
         self.samples = SampleJournal(options.state / "samples.log", sync=options.durability == "power")
         self.usage = UsageLedger()
         self.wrong_keys = WrongKeys()
+        self.metrics = Metrics()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
         self.exports = Exports(self)
@@ -132,6 +137,7 @@ class Service:
             desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
             scheduler.restored = desk.restored
             room.listeners += [scheduler, desk, Sweeper(self)]
+            desk.count_in(self.metrics, self.clock.monotonic)
             room.sampled = desk.sampled
 
     # ---- life
@@ -285,6 +291,7 @@ class Service:
         ticket = self.tickets.open(row.id, row.kind, row.owner)
         operation = Operation(row.id, model, row.seq, row.kind, row.owner, work, ticket, len(row.body))
         held = self.queued.setdefault(row.owner, [0, 0])
+        operation.entered = self.clock.monotonic()
         held[0] += 1
         held[1] += operation.size
         model.bytes_since += operation.size
@@ -315,6 +322,7 @@ class Service:
             if isinstance(operation.work, PassWork) and not outcome.failed:
                 self.usage.add(self, operation.model, "training", operation.work.tokens)
         reach("operation: before its end is written")
+                self.metrics.tokens["trained"] += operation.work.tokens
         await self.keep(*changes, *also)
         reach("operation: after its end is written")
         for operation, outcome in ended:

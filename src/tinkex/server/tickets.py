@@ -139,6 +139,11 @@ class Tickets:
         """How many have not ended."""
         return len(self._pending)
 
+    @property
+    def waiting(self) -> int:
+        """How many requests are held until one ends."""
+        return sum(len(ticket.bell) for ticket in self._pending.values())
+
     def get(self, id: str) -> Ticket | None:
         """The ticket of that id, if it is at hand."""
         return self._pending.get(id) or self._ended.get(id)
