@@ -183,4 +183,3 @@ def _template(held: Any) -> str | dict[str, str] | None:
     if isinstance(held, list):  # several, by name
         return {each["name"]: each["template"] for each in held}
     return held if isinstance(held, (str, dict)) else None
-
