@@ -35,8 +35,8 @@ from ..types.sample_response import PromptAltTokens, SampledSequence, SampleResp
 from ..types.tensor_data import TensorData
 from ..types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from .engine_room import EngineRoom, SampleAnswer
-from .tickets import Bell, Ticket, sample_bytes
 from .metrics import Metrics
+from .tickets import Bell, Ticket, sample_bytes
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 25
@@ -77,11 +77,11 @@ class RunningSample:
     """How often the engine died while it had this sample."""
     cache_hits: int = 0
     seen_tokens: int = 0
-
     asked: float = 0.0
     """When it arrived, on the monotonic clock."""
     spoke: bool = False
     """Whether it has had a token."""
+
     @property
     def id(self) -> str:
         """The ticket's id."""
@@ -100,12 +100,12 @@ class SamplingDesk:
         self._loading: dict[str, list[RunningSample]] = {}
         self._held: dict[str, list[RunningSample]] = {}
         """By model, those whose weights are frozen again when it is restored."""
-
         self._metrics, self._monotonic = Metrics(), time.monotonic
 
     def count_in(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
         """Count what ends here, by this clock."""
         self._metrics, self._monotonic = metrics, monotonic
+
     def __len__(self) -> int:
         return len(self._running)
 
@@ -116,8 +116,8 @@ class SamplingDesk:
     def start(self, sample: RunningSample) -> None:
         """Begin a sample, or let it wait for the engine."""
         self._running[sample.id] = sample
-        if self.room.up:
         sample.asked = self._monotonic()
+        if self.room.up:
             self._send(sample)
 
     def cancel(self, id: str) -> None:
@@ -234,6 +234,9 @@ class SamplingDesk:
             sample, sequence = found
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
+            if not sample.spoke:
+                sample.spoke = True
+                self._metrics.first_token.see(self._monotonic() - sample.asked)
             if sample.watched:
                 rung[id(sample)] = sample
         if step.top_streams is not None and step.top_tokens is not None and step.top_logprobs is not None:
@@ -246,32 +249,17 @@ class SamplingDesk:
             if stream in streams:
                 streams[stream][1].stop_reason = "stop" if reason == STOP else "length"
         for sample in rung.values():
-            if not sample.spoke:
-                sample.spoke = True
-                self._metrics.first_token.see(self._monotonic() - sample.asked)
             sample.bell.ring()
 
     def _finish(self, sample: RunningSample, answer: SampleDone) -> None:
         self._let_go(sample)
         sample.cache_hits = answer.cache_hit_tokens
         sample.seen_tokens = sum(len(sequence.tokens) for sequence in sample.sequences)
+        self._count(sample)
         reach("sample: before its end")
         sample.ticket.done(sample_bytes(response_of(sample, answer)), "sample", self._now())
         self._over(sample)
 
-    def _fail(self, sample: RunningSample, text: str, category: str) -> None:
-        self._let_go(sample)
-        sample.ticket.failed(text, category, self._now())
-        self._over(sample)
-
-    def _over(self, sample: RunningSample) -> None:
-        sample.bell.ring()
-        sample.ended(sample)
-        self._count(sample)
-
-    def _let_go(self, sample: RunningSample) -> None:
-        self._running.pop(sample.id, None)
-        if sample.first_stream >= 0:
     def _count(self, sample: RunningSample) -> None:
         metrics = self._metrics
         metrics.samples["done"] += 1
@@ -280,9 +268,21 @@ class SamplingDesk:
         metrics.tokens["prompt_cached"] += sample.cache_hits
         metrics.tokens["sampled"] += sample.seen_tokens
 
+    def _fail(self, sample: RunningSample, text: str, category: str) -> None:
+        self._let_go(sample)
+        self._metrics.samples[category] += 1
+        sample.ticket.failed(text, category, self._now())
+        self._over(sample)
+
+    def _over(self, sample: RunningSample) -> None:
+        sample.bell.ring()
+        sample.ended(sample)
+
+    def _let_go(self, sample: RunningSample) -> None:
+        self._running.pop(sample.id, None)
+        if sample.first_stream >= 0:
             for index in range(sample.num_samples):
                 self._streams.pop(sample.first_stream + index, None)
-        self._metrics.samples[category] += 1
 
 
 def response_of(sample: RunningSample, done: SampleDone) -> SampleResponse:

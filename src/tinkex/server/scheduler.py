@@ -265,13 +265,13 @@ class Scheduler:
         self._ended.append((operation, outcome))
         self._write_soon()
 
-    def _write_soon(self) -> None:
-        if not self._flushing:
     def _count(self, operation: Operation, outcome: Outcome) -> None:
         begun, now = operation.begun, self.service.clock.monotonic()
         queued, worked = (0.0, -1.0) if begun is None else (begun - operation.entered, now - begun)
         self.service.metrics.ended(operation.kind, outcome.category or "done", queued, worked)
 
+    def _write_soon(self) -> None:
+        if not self._flushing:
             self._flushing = True
             self.service.write_begins()
             asyncio.get_running_loop().call_soon(self._flush)

@@ -78,9 +78,9 @@ class Folders(Protocol):
     def engine(self, folder: Path) -> Path:
         """Where the engine of a base model keeps cold states and ephemeral samplers."""
 
-
     def usage(self) -> dict[str, int]:
         """Bytes on disk by folder."""
+
 
 class Service:
     """Everything one server is."""
@@ -105,8 +105,8 @@ class Service:
         self.tickets = Tickets()
         self.samples = SampleJournal(options.state / "samples.log", sync=options.durability == "power")
         self.usage = UsageLedger()
-        self.wrong_keys = WrongKeys()
         self.metrics = Metrics()
+        self.wrong_keys = WrongKeys()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
         self.exports = Exports(self)
@@ -136,8 +136,8 @@ class Service:
             scheduler = self.schedulers[folder] = Scheduler(self, room)
             desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
             scheduler.restored = desk.restored
-            room.listeners += [scheduler, desk, Sweeper(self)]
             desk.count_in(self.metrics, self.clock.monotonic)
+            room.listeners += [scheduler, desk, Sweeper(self)]
             room.sampled = desk.sampled
 
     # ---- life
@@ -290,8 +290,8 @@ class Service:
         """Put a new operation in line, with a ticket."""
         ticket = self.tickets.open(row.id, row.kind, row.owner)
         operation = Operation(row.id, model, row.seq, row.kind, row.owner, work, ticket, len(row.body))
-        held = self.queued.setdefault(row.owner, [0, 0])
         operation.entered = self.clock.monotonic()
+        held = self.queued.setdefault(row.owner, [0, 0])
         held[0] += 1
         held[1] += operation.size
         model.bytes_since += operation.size
@@ -321,8 +321,8 @@ class Service:
             )  # fmt: skip
             if isinstance(operation.work, PassWork) and not outcome.failed:
                 self.usage.add(self, operation.model, "training", operation.work.tokens)
-        reach("operation: before its end is written")
                 self.metrics.tokens["trained"] += operation.work.tokens
+        reach("operation: before its end is written")
         await self.keep(*changes, *also)
         reach("operation: after its end is written")
         for operation, outcome in ended:
