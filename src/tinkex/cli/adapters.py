@@ -12,7 +12,7 @@ from .output import CommandError
 
 __all__ = ["CONFIG", "WEIGHTS", "AdapterFolder", "look_at"]
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _LONGEST_HEADER = 100 << 20
 _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 _HEADS = {"lm_head", "unembed_tokens"}
@@ -51,6 +51,11 @@ class AdapterFolder:
 
 def look_at(folder: Path) -> AdapterFolder:
     """Read a folder's config and the header of its weights, and see that they fit together."""
+    if (folder / PICKLE).is_file() and not (folder / WEIGHTS).is_file():
+        raise CommandError(
+            f"{folder / PICKLE} is a pickle, which can hold code; only safetensors are read",
+            "have whoever made it save it as safetensors",
+        )
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise CommandError(f"{folder} is no PEFT adapter: it lacks {CONFIG} or {WEIGHTS}")
     try:

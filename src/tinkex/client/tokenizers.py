@@ -187,7 +187,9 @@ def tokenizer_for(connection: Connection, model_name: str, tokenizer_id: str | N
     """The tokenizer of a model, loaded if it is not yet; blocks."""
     config, overrides = connection.config, tuple(_registered)
     source = resolve_tokenizer(model_name, tokenizer_id, overrides)
-    folder = source.folder or _folder(config.tokenizer_dir, (source.id, model_name))
+    # Code is run from a folder the user named, never from one that happens to have the name here.
+    here = not source.trust_remote_code
+    folder = source.folder or _folder(config.tokenizer_dir, (source.id, model_name), here=here)
     if folder is None and model_name and _overridden(model_name, tokenizer_id, overrides) is None:
         folder = _served(connection, model_name)
         if folder is not None:
@@ -210,8 +212,8 @@ def _served(connection: Connection, model_name: str) -> str | None:
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
-def _folder(root: str | None, names: Sequence[str]) -> str | None:
-    """A local folder with a tokenizer for one of these names."""
+def _folder(root: str | None, names: Sequence[str], *, here: bool = True) -> str | None:
+    """A local folder with a tokenizer for one of these names, also (`here`) in the working folder."""
     places = []
     if root is not None:
         top = Path(root).expanduser()
@@ -221,7 +223,7 @@ def _folder(root: str | None, names: Sequence[str]) -> str | None:
         for name in inside:
             places += [top / name, top / name.replace("/", "--"), top / name.rpartition("/")[2]]
         places.append(top)
-    places += [Path(name) for name in names if name]
+    places += [Path(name) for name in names if name and here]
     for place in places:
         if any((place / file).is_file() for file in _FILES):
             return str(place)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .faults import UserFault
 
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _LONGEST_HEADER = 100 << 20
 
 
@@ -16,6 +17,17 @@ def check_folder(folder: str | Path) -> None:
     """Refuse a folder that is no model's."""
     if not (Path(folder) / "config.json").is_file():
         raise UserFault(f"{folder} has no config.json")
+    refuse_pickles(folder, "*.safetensors")
+
+
+def refuse_pickles(folder: str | Path, instead: str) -> None:
+    """Refuse a folder whose weights are pickles alone: reading them could run what somebody put there."""
+    if any(Path(folder).glob(instead)):
+        return
+    for pattern in _PICKLES:
+        found = next(Path(folder).glob(pattern), None)
+        if found is not None:
+            raise UserFault(f"{found.name} is a pickle, which can hold code; only safetensors are read")
 
 
 def stored_parameters(folder: str | Path) -> int:

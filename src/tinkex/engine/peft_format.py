@@ -21,6 +21,7 @@ from .adapters import Adapter, LoraSite
 from .base_model import BaseModel
 from .checkpoints import fresh_folder, layout_of
 from .faults import UserFault
+from .model_folder import refuse_pickles
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -77,6 +78,7 @@ def import_peft(folder: str | Path, base: BaseModel, *, seed: int = 0) -> Adapte
     module, modules this model has no place for, experts that do not share the factor ours share.
     """
     place = Path(folder)
+    refuse_pickles(place, WEIGHTS)
     if not (place / CONFIG).is_file() or not (place / WEIGHTS).is_file():
         raise UserFault(f"{place.name} lacks {CONFIG} or {WEIGHTS}")
     config = _config(place / CONFIG)

