@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tinkex.engine.messages import OptimStep, SaveSampler, Train
-from tinkex.server.records import OperationRow
+from tinkex.server.boots import BOOT, this_boot
+from tinkex.server.records import ModelRow, OperationRow
+from tinkex.testing import MemoryStore
 
 from .machine import Machine, running
 from .test_recovery import state_of
@@ -168,3 +170,70 @@ async def test_a_session_asked_for_twice_at_once_is_one_session(server: Machine)
     assert len(server.service.world.sessions) == 1
     other = await ann.ok("create_session", body, headers={"X-Idempotency-Key": "k-2"})
     assert other != made[0]
+
+
+def another_boot(server: Machine) -> None:
+    """What the server finds says that the machine was started since."""
+    note = server.state / BOOT
+    assert note.read_text() == f"{this_boot()} process\n"
+    note.write_text("another process\n")
+
+
+async def behind(server: Machine, model: str) -> None:
+    """Start again on a store that lacks the last operation, which its client knows to be done."""
+    ann = server.ann
+    await ann.done(await ann.train(model, 1))
+    assert isinstance(server.store, MemoryStore)
+    older = server.store.copy()
+    await ann.done(await ann.step(model, 2))
+    await server.crash()
+    server.store = older
+
+
+@running(kind="memory")
+async def test_a_model_that_lost_operations_when_the_machine_went_down_is_not_gone_on_with(server: Machine):
+    model = await server.ann.model()
+    await behind(server, model)
+    another_boot(server)
+    await server.start()
+    ticket = await server.ann.train(model, 3)
+    await server.wait(30)
+    assert "--durability power" in (await server.ann.result(ticket))["error"]
+    row = await server.service.store.get(ModelRow, model)
+    assert row is not None
+    assert (row.state, "operation 2" in row.note) == ("corrupted", True)
+
+
+@running(kind="memory")
+async def test_numbers_that_never_came_are_skipped_where_nothing_can_be_lost(server: Machine):
+    """The same without another boot: a client may have given the number up."""
+    model = await server.ann.model()
+    await behind(server, model)
+    await server.start()
+    ticket = await server.ann.train(model, 3)
+    await server.wait(30)
+    await server.ann.done(ticket)
+
+
+@running(kind="memory")
+async def test_a_model_that_lost_nothing_when_the_machine_went_down_is_as_before(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    server.engine.hold(Train)
+    waiting = await ann.train(model, 1)
+    await server.crash()
+    another_boot(server)
+    await server.start()
+    await ann.done(waiting)
+    await ann.done(await ann.step(model, 2))
+    ticket = await ann.train(model, 4)
+    await server.wait(30)
+    await ann.done(ticket)
+
+
+@running(kind="memory")
+async def test_a_server_that_was_stopped_has_nothing_to_doubt(server: Machine):
+    await server.stop()
+    assert not (server.state / BOOT).exists()
+    await server.start()
+    assert (server.state / BOOT).exists()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -16,13 +15,14 @@ from urllib.parse import unquote
 
 from ..wire.headers import API_KEY
 from ..wire.jsonbody import encode
-from ..wire.routes import PREFIX, Route
+from ..wire.routes import PREFIX, ROUTES, Route
 from ..wire.routing import find_route, methods_of
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
 from .door import identify
 from .metrics_page import METRICS_PAGE
 from .problems import Problem
 from .reading import Gone, Receive, number_in, read_all, read_query, understand
+from .request_ids import HEADER, name_request
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class App:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        metrics, began = self.service.metrics, perf_counter()
+        metrics, began, name = self.service.metrics, perf_counter(), name_request(headers)
         try:
             reply = await self._answer(scope, headers, receive)
         except Gone:
@@ -96,12 +96,17 @@ class App:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            number = secrets.token_hex(4)
-            log.error("request failed (%s) %s %s", number, scope["method"], scope["path"], exc_info=error)
+            log.error("request failed (%s) %s %s", name, scope["method"], _shown(scope), exc_info=error)
             reply = refusal(
-                Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {number}")
+                Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {name}")
             )
-        metrics.answered(scope.get("route", NO_ROUTE), reply.status, perf_counter() - began)
+        seconds = perf_counter() - began
+        metrics.answered(scope.get("route", NO_ROUTE), reply.status, seconds)
+        if log.isEnabledFor(logging.DEBUG):
+            what = scope["method"], _shown(scope), reply.status, 1000 * seconds
+            log.debug("%s %s %d in %.1f ms", *what)
+        # Lists of headers are shared between answers.
+        reply.headers = [*reply.headers, (HEADER, name.encode())]
         await _send(reply, receive, send, head=scope["method"] == "HEAD")
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Reply:
@@ -166,6 +171,12 @@ class App:
             return "", 0
         known = identify(self.service, credential, peer)
         return known.owner, known.id
+
+
+def _shown(scope: Scope) -> str:
+    """The path, for the log; addresses of downloads are as good as keys, and stay out of it."""
+    path: str = scope["path"]
+    return path if scope.get("route") in ROUTES else "/" + scope.get("route", NO_ROUTE)
 
 
 def _bearer(headers: Mapping[bytes, bytes]) -> bytes | None:

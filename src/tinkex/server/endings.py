@@ -26,6 +26,7 @@ async def end_session(
     if service.world.sessions.pop(row.id, None) is None:
         return
     row.status, row.reason, row.detail, row.ended = status, reason, detail, now
+    log.info("session %s of %s has ended: %s, %d models", row.id, row.owner, status, len(session.models))
     why = f"its session has {'ended' if status == 'finished' else 'expired'}"
     models: list[ModelRow] = []
     for model in list(session.models.values()):

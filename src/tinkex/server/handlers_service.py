@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 
 from ..types import (
@@ -23,6 +24,8 @@ from .problems import NotFound, Problem
 from .records import AnswerRow, AuditRow, SessionRow
 from .store import Note, Put
 from .works import check_metadata
+
+log = logging.getLogger(__name__)
 
 
 @answers("health")
@@ -106,6 +109,7 @@ async def _open(ask: Ask, body: CreateSessionRequest, again: str | None) -> Answ
         Note(AuditRow(now, ask.owner, "session.created", details={"session_id": row.id})),
     )
     service.open_session(row)
+    log.info("session %s of %s opened (SDK %s)", row.id, row.owner, row.sdk_version[:32])
     return CreateSessionResponse(session_id=row.id)
 
 

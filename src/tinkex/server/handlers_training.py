@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 
 from ..engine.kill_points import reach
 from ..types import (
@@ -27,6 +28,7 @@ from .store import Note, Put
 from .works import check_lora, check_metadata, check_number, check_optimizer, find_checkpoint, make_work
 from .world import LiveModel, LiveSession
 
+log = logging.getLogger(__name__)
 TICKET = b'{"request_id":"%b","model_id":"%b"}'
 
 
@@ -83,6 +85,7 @@ async def create(
         raise
     reach("model: after its row")
     service.accept(model, operation, work)
+    log.info("model %s of %s opened: %s, rank %d", row.id, row.owner, row.base_model, row.rank)
     return ticket_reply(operation.id, row.id)
 
 

@@ -104,6 +104,8 @@ class Operation:
     """When it took its place in line, on the monotonic clock."""
     begun: float | None = None
     """When the engine was told of it."""
+    asked_by: str = ""
+    """The request it came with, for the log; empty after a restart."""
 
 
 @dataclass(slots=True)

@@ -144,6 +144,8 @@ class ServerOptions:
     """And when the operations since the last snapshot hold so many bytes."""
     log_level: str = "info"
     """How much is logged: debug, info, warning, error."""
+    log_format: str = "text"
+    """How: text, or json with an object a line."""
     metrics_open: bool = False
     """Whether /metrics answers without a key."""
     rates: dict[str, float] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from ..types.tensor_data import TensorData
 from ..types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from .engine_room import EngineRoom, SampleAnswer
 from .metrics import Metrics
+from .request_ids import REQUEST
 from .tickets import Bell, Ticket, sample_bytes
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class RunningSample:
     """When it arrived, on the monotonic clock."""
     spoke: bool = False
     """Whether it has had a token."""
+    asked_by: str = ""
+    """The request it came with, for the log."""
 
     @property
     def id(self) -> str:
@@ -116,7 +119,7 @@ class SamplingDesk:
     def start(self, sample: RunningSample) -> None:
         """Begin a sample, or let it wait for the engine."""
         self._running[sample.id] = sample
-        sample.asked = self._monotonic()
+        sample.asked, sample.asked_by = self._monotonic(), REQUEST.get()
         if self.room.up:
             self._send(sample)
 
@@ -271,6 +274,8 @@ class SamplingDesk:
     def _fail(self, sample: RunningSample, text: str, category: str) -> None:
         self._let_go(sample)
         self._metrics.samples[category] += 1
+        level = logging.DEBUG if category == "user" else logging.ERROR
+        log.log(level, "sample %s of request %s failed: %s", sample.id, sample.asked_by or "-", text)
         sample.ticket.failed(text, category, self._now())
         self._over(sample)
 

@@ -40,6 +40,10 @@ JOINED_TOKENS = {"cpu": 8192}
 DEFAULT_JOINED_TOKENS = 65536
 MOST_DEATHS = 5
 """An engine that dies so often over one operation, or over restoring one model, is spared it."""
+_LOST = (
+    "the machine went down and operation {} was lost, and perhaps more; with --durability power a server "
+    "keeps what its clients were told"
+)
 
 
 class Scheduler:
@@ -117,6 +121,10 @@ class Scheduler:
         if model.watching == missing:
             model.watching = None
         if model.line.missing != missing or model.id not in self.models:
+            return
+        if model.known_upto is not None:
+            # Its client may have been told that it is done: a model without it is another model.
+            self.service.spawn(self.service.corrupt(model, _LOST.format(missing)))
             return
         gone = model.line.skip()
         model.row.skipped += gone
@@ -252,6 +260,8 @@ class Scheduler:
     def _end(self, operation: Operation, outcome: Outcome) -> None:
         model = operation.model
         self._count(operation, outcome)
+        if model.known_upto is not None and operation.seq > model.known_upto:
+            model.known_upto = None  # its client goes on where the store ends
         if operation is self._suspect:
             self._suspect = None
             asyncio.get_running_loop().call_soon(self.kick)

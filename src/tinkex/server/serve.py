@@ -59,7 +59,7 @@ def run(
     make: MakeApplication | None = None,
 ) -> int:
     """Serve until told to stop, then 0; a `TinkerError` says why it could not start."""
-    logs.set_up(options.log_level)
+    logs.set_up(options.log_level, options.log_format)
     check_tls(options)
     files = allow_many_connections()
     if files is not None and files < FEW_FILES:

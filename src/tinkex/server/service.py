@@ -21,6 +21,7 @@ from ..types import CreateCustomLossRequest
 from ..wire.jsonbody import decode
 from .asks import Ask
 from .base_models import BaseFacts, Catalogue
+from .boots import forget_boot, note_boot
 from .checkpoint_files import discard
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
@@ -113,6 +114,8 @@ class Service:
         self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
         self.draining = self.stopping = False
+        self.machine_went_down = False
+        """Whether the store may lack what clients were told before this start."""
         self._drained_by = 0.0
         self.housekeepers: list[Callable[[Service], Coroutine[Any, Any, None]]] = []
         """Called every `times.housekeeping` seconds."""
@@ -158,6 +161,7 @@ class Service:
         from .leftovers import clear_leftovers
         from .startup import load_world
 
+        self.machine_went_down = note_boot(self.options.state, self.options.durability)
         await load_world(self)
         reach("restart: after the store is read")
         await clear_leftovers(self)
@@ -195,6 +199,7 @@ class Service:
             await self.usage.flush(self)
         self.samples.close()
         await self.store.close()
+        forget_boot(self.options.state)
 
     @property
     def busy(self) -> bool:

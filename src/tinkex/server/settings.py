@@ -25,7 +25,7 @@ Kind: TypeAlias = Literal["flag", "whole", "number", "text", "path", "secret", "
 HIDDEN = frozenset({"in_process"})
 """Options that tests use and nobody else."""
 
-_CHOICES = {"log_level": ("debug", "info", "warning", "error")}
+_CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 _LEAST = {"port": 0, "times.drain": 0.0}  # others: 1, or more than 0
 _MOST = {"port": 65535}
 _WORDS = {"flag": "yes or no", "whole": "a whole number", "number": "a number", "text": "a text",

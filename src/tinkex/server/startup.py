@@ -56,7 +56,10 @@ async def _open_model(service: Service, row: ModelRow, session: LiveSession) -> 
     model = service.open_model(row, session, fresh=False)
     for number in row.skipped:
         model.line.use_up(number)
-    for operation in await service.store.queued(row.id):
+    queued = await service.store.queued(row.id)
+    if service.machine_went_down:
+        model.known_upto = max(row.watermark, *row.skipped, *(each.seq for each in queued), -1)
+    for operation in queued:
         if operation.seq <= row.watermark:
             await _fail(service, model, operation, "its place in line was lost in a restart")
             continue

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..errors import TinkerError
 from ..wire.passes import decode_output, decode_request
+from .boots import BOOT
 from .checkpoint_files import files_in
 from .exports import EXPORTS
 from .key_file import KeysError, read
@@ -32,7 +33,7 @@ STATES = "states"
 """Where in its folder an engine keeps models that do not fit into memory; the next one starts afresh."""
 _WEIGHTS = "adapter.safetensors"
 _LONGEST_HEADER = 100 << 20
-_SINGLE = frozenset({"lock", KEY_FILE, "keys.lock", TOKEN_SECRET, DOWNLOAD_SECRET, "samples.log"})
+_SINGLE = frozenset({"lock", KEY_FILE, "keys.lock", TOKEN_SECRET, DOWNLOAD_SECRET, "samples.log", BOOT})
 _BESIDE = frozenset({*ROOMS, EXPORTS, TRACES, "local"})
 _DATABASE_FILES = frozenset({"store.db", "store.db-wal", "store.db-shm", "store.db-journal"})
 

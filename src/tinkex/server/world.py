@@ -64,6 +64,8 @@ class LiveModel:
     """How often in a row the engine died while this model was restored."""
     watching: int | None = None
     """The missing number a timer is out for."""
+    known_upto: int | None = None
+    """The last number that is known, where a machine that went down may have taken higher ones along."""
     unloading: str | None = None
     """The operation that is going to unload it."""
 
