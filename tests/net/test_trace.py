@@ -41,6 +41,12 @@ def test_what_is_no_trace_is_refused(text: str) -> None:
         pass
 
 
+def test_a_half_loaded_open_telemetry_is_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another thread is importing it: the module is there, its functions are not.
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", types.ModuleType("opentelemetry.trace"))
+    assert trace_headers() == {}
+
+
 def test_open_telemetrys_span_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     class Span:
         is_valid, trace_id, span_id, trace_flags = True, 0xAF, 0xB7, 1

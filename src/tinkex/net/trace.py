@@ -35,10 +35,11 @@ def trace_headers() -> Mapping[str, str]:
     parent = _PARENT.get()
     if parent is not None:
         return {"traceparent": parent}
-    api = sys.modules.get("opentelemetry.trace")
-    if api is None:
+    # While another thread imports it the module is there and what is in it is not.
+    current = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    if current is None:
         return _NONE
-    span = api.get_current_span().get_span_context()
+    span = current().get_span_context()
     if not span.is_valid:
         return _NONE
     return {"traceparent": f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}
