@@ -212,7 +212,7 @@ async def test_what_no_row_knows_of_is_taken_away_before_engines_start(rig: Rig)
     folders = rig.service.folders
     snapshots = [
         folders.snapshot(RUN, 4), folders.snapshot(RUN, 3), folders.snapshot("s-1:train:1", 4),
-        folders.snapshot("s-8:train:0", 0),
+        folders.snapshot("s-8:train:0", 0), folders.snapshot(RUN, 2), folders.snapshot(RUN, 5),
     ]  # fmt: skip
     for each in snapshots:
         each.mkdir(parents=True)
@@ -237,7 +237,8 @@ async def test_what_no_row_knows_of_is_taken_away_before_engines_start(rig: Rig)
     assert not (rig.state / lost.folder).exists()
     assert not (rig.state / lost.folder).parent.parent.exists()
     assert not part.exists()
-    assert [each.exists() for each in snapshots] == [True, False, False, False]
+    # The one before a model's newest is kept, should that be damaged.
+    assert [each.exists() for each in snapshots] == [True, True, False, False, False, False]
     assert [each.exists() for each in samplers] == [True, False, False]
     assert list((rig.state / "tmp").iterdir()) == []
     assert session.id in rig.service.world.sessions

@@ -166,8 +166,8 @@ async def test_a_snapshot_is_taken_every_so_many_steps_and_older_bodies_go(serve
     row = await server.store.get(ModelRow, model)
     assert row.snapshot == 8
     bodies = [bool((await server.store.get(OperationRow, f"{model}:{n}")).body) for n in range(11)]
-    assert bodies == [False] * 9 + [True] * 2
-    assert await asyncio.to_thread(_folders, server, model) == ["8"]
+    assert bodies == [False] * 5 + [True] * 6  # what came after the snapshot before is kept with it
+    assert await asyncio.to_thread(_folders, server, model) == ["4", "8"]
     before = state_of(server.engine)
     await server.replace_engine()
     assert state_of(server.engine) == before
@@ -289,15 +289,18 @@ def _put(row):
 
 
 @running(options={"snapshot_steps": 1})
-async def test_a_run_whose_snapshot_is_gone_is_corrupted_with_the_reason(server: Machine):
+async def test_a_run_whose_snapshots_are_gone_is_corrupted_with_the_reason(server: Machine):
     ann = server.ann
     model = await ann.model()
-    await ann.done(await ann.step(model, 1))
-    await server.settle()
-    folder = server.folders.snapshot(model, 1)
-    await asyncio.to_thread((folder / "adapter.json").unlink)
+    for number in (1, 2, 3):
+        await ann.done(await ann.step(model, number))
+        await server.settle()
+    for number in (2, 3):
+        folder = server.folders.snapshot(model, number)
+        await asyncio.to_thread((folder / "adapter.json").unlink)
     await server.replace_engine()
-    text = await ann.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
+    await server.until(lambda: model not in server.service.world.models)
+    text = await ann.refused("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
     assert "could not be restored" in text
     assert "no checkpoint" in text
 

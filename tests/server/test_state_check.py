@@ -178,7 +178,7 @@ LEFTOVERS = [
     f"checkpoints/{RUN.replace(':', '%3A')}/training/b-9",
     f"checkpoints/{RUN.replace(':', '%3A')}/training/.b-9.123456789.part",
     "checkpoints/x%3Atrain%3A0/sampler/c-1",
-    f"snapshots/{RUN.replace(':', '%3A')}/1",
+    f"snapshots/{RUN.replace(':', '%3A')}/99",
     "snapshots/gone%3Atrain%3A0/4",
     "engine/tiny-0123456789ab/sampler/" + "cd" * 16,
     "engine/tiny-0123456789ab/states/61",

@@ -525,6 +525,11 @@ def test_results_are_forgotten_unless_a_replay_may_need_them(run: Run):
         await store.write(ForgetResults(11.0))
         assert await left("live") == [1, 2, 3, 4]
         await store.write(ForgetResults(13.0))
+        assert await left("live") == [1, 2, 3, 4]  # a damaged snapshot is made anew from those
+        assert await left("ended") == [3, 4]
+        await store.write(ForgetBodies("live", 1), ForgetResults(13.0))
+        assert await left("live") == [2, 3, 4]
+        await store.write(ForgetBodies("live", 2), ForgetResults(13.0))
         assert await left("live") == [3, 4]
         assert await left("no-model") == [3, 4]
         assert (await store.answer("old"), await store.answer("new")) == (None, "y")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,10 +28,10 @@ class BodyFiles:
         self._count = 0
         make_folders(folder, 0o700)
 
-    def new_name(self) -> str:
-        """A name no other file has had or will have."""
+    def new_name(self, data: bytes) -> str:
+        """A name no other file has had or will have, with a checksum of what is to be in it."""
         self._count += 1
-        return f"{self._names}{self._count:x}"
+        return f"{self._names}{self._count:x}-{zlib.crc32(data):08x}"
 
     def write(self, files: Iterable[tuple[str, bytes]]) -> None:
         """Write files that must outlive what the store promises to outlive; all of them or none."""
@@ -57,8 +58,12 @@ class BodyFiles:
             os.close(opened)
 
     def read(self, name: str) -> bytes:
-        """What is in a file."""
-        return (self.folder / name).read_bytes()
+        """What is in a file; raises ValueError if that is not what was written there."""
+        data = (self.folder / name).read_bytes()
+        _, _, checksum = name.partition("-")[2].partition("-")
+        if checksum and f"{zlib.crc32(data):08x}" != checksum:
+            raise ValueError(f"the file {name} is damaged")
+        return data
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; one that cannot be removed goes when the store is opened next."""

@@ -23,7 +23,7 @@ from .store import Page
 if TYPE_CHECKING:
     from .service import Service
 
-__all__ = ["Sweeper", "clear_leftovers"]
+__all__ = ["Sweeper", "clear_leftovers", "snapshot_before"]
 
 log = logging.getLogger(__name__)
 SAMPLERS = "sampler"
@@ -70,8 +70,16 @@ async def _known_folders(service: Service) -> set[Path]:
     for model in await store.models_of(sessions):
         # A model whose base model is not served this time waits for the next.
         if model.state == "live" and model.snapshot >= 0:
-            known.add(service.folders.snapshot(model.id, model.snapshot))
+            newest = service.folders.snapshot(model.id, model.snapshot)
+            known |= {newest, *snapshot_before(newest)}
     return known
+
+
+def snapshot_before(newest: Path) -> list[Path]:
+    """The snapshot before a model's newest, if there is one: it is kept should that be damaged."""
+    names = os.listdir(newest.parent) if newest.parent.is_dir() else []
+    older = [int(name) for name in names if name.isdecimal() and int(name) < int(newest.name)]
+    return [newest.with_name(str(max(older)))] if older else []
 
 
 def _move_aside(state: Path, known: set[Path], trash: Path) -> int:

@@ -134,6 +134,8 @@ class OperationRow:
     error: str = ""
     category: str = ""
     ended: float | None = None
+    lost: str = field(default="", compare=False)
+    """What of it was stored and can no longer be read, for people; it is never stored itself."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from ..engine.messages import (
 )
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
-from .recovery import recover
+from .recovery import recover, snapshots_in
 from .store import Change, ForgetBodies, Put, StoreFailed
 from .world import LiveModel
 
@@ -298,8 +298,9 @@ class Scheduler:
         # A snapshot is known only together with or after the end of its last operation: else a restart
         # would do that operation again on top of it.
         known: list[Change] = []
-        for model, _, seq in snapshots:
-            known += [Put(model.row), ForgetBodies(model.id, seq)]
+        for model, old, _ in snapshots:
+            # The one before it is kept with all that came after it, should the new one be damaged.
+            known += [Put(model.row), ForgetBodies(model.id, old)]
         if known:
             reach("snapshot: before its row")
         try:
@@ -309,8 +310,9 @@ class Scheduler:
         if known:
             reach("snapshot: after its row")
         for model, old, _ in snapshots:
-            if old >= 0:
-                await self.service.remove_folder(self.service.folders.snapshot(model.id, old))
+            for seq in await asyncio.to_thread(snapshots_in, self.service, model):
+                if seq < old:
+                    await self.service.remove_folder(self.service.folders.snapshot(model.id, seq))
 
     # ---- snapshots
 

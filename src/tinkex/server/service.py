@@ -33,6 +33,8 @@ from .operations import Operation, Outcome, PassWork, SaveSamplerWork, Work
 from .options import ServerOptions
 from .problems import Problem
 from .records import CheckpointRow, ModelRow, OperationRow, SamplerRow, SessionRow
+from .recovery import advice
+from .request_ids import REQUEST
 from .sample_journal import SampleJournal
 from .sampling import SamplingDesk
 from .scheduler import Scheduler
@@ -387,6 +389,7 @@ class Service:
 
     async def corrupt(self, model: LiveModel, trouble: str) -> None:
         """A model cannot be trusted any more: say so, and fail what it has in line."""
+        trouble = f"{trouble}; {await advice(self, model)}"
         log.error("model %s is corrupted: %s", model.id, trouble)
         model.row.state, model.row.note = "corrupted", trouble
         self.world.models.pop(model.id, None)

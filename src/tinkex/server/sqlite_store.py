@@ -43,7 +43,7 @@ from .sql.columns import (
 )
 from .sql.migrations import migrate
 from .sqlite_threads import Reader, Writer, in_words
-from .store import Change, Page, R, SessionFilter, StoreFailed
+from .store import Change, Page, R, SessionFilter
 
 T = TypeVar("T")
 
@@ -282,14 +282,11 @@ class SqliteStore:
 
     async def _operations(self, statement: str, *values: Any) -> list[OperationRow]:
         def question(database: sqlite3.Connection) -> list[OperationRow]:
-            missing: OSError | None = None
             for _ in range(_READ_AGAIN):
-                found = database.execute(statement, values).fetchall()
-                try:
-                    return [self._operation(*each) for each in found]
-                except FileNotFoundError as error:  # a write may have dropped it since: look again
-                    missing = error
-            raise StoreFailed(f"the store has lost a body: {missing}")
+                found = [self._operation(*each) for each in database.execute(statement, values).fetchall()]
+                if not any(row.lost for row in found):
+                    break  # else a write may have dropped the file since: look again
+            return found
 
         return await self._ask(question)
 
@@ -305,12 +302,18 @@ class SqliteStore:
         *rest: Any,
     ) -> OperationRow:
         body_file, body, state, ended, form, error, category, result_file, result = rest
-        if body_file:
-            body = self._files.read(body_file)
         row = OperationRow(id, model_id, seq, kind, owner, arrived, body or b"", content)
         if state is not None:
             row.state, row.ended, row.form, row.error, row.category = state, ended, form, error, category
-            row.result = self._files.read(result_file) if result_file else result
+            row.result = result
+        try:
+            if body_file:
+                row.body = self._files.read(body_file)
+            if result_file:
+                row.result = self._files.read(result_file)
+        except (FileNotFoundError, ValueError):
+            what = "result" if row.body or not body_file else "body"
+            row.lost = f"the {what} of operation {id} is damaged or lost on the disk"
         return row
 
     # ---- usage and audit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..errors import TinkerError
 from ..wire import paths
 from .operations import Outcome
 from .problems import Problem
@@ -63,11 +64,17 @@ async def _open_model(service: Service, row: ModelRow, session: LiveSession) -> 
         if operation.seq <= row.watermark:
             await _fail(service, model, operation, "its place in line was lost in a restart")
             continue
+        if operation.lost:
+            await _fail(service, model, operation, operation.lost)
+            continue
         try:
             request = read_operation(operation)
             work = await make_work(service, model, operation.kind, request, operation, again=True)
         except Problem as problem:
             await _fail(service, model, operation, problem.text)
+            continue
+        except (TinkerError, ValueError) as problem:
+            await _fail(service, model, operation, f"what is kept of it cannot be read: {problem}")
             continue
         service.accept(model, operation, work)
 

@@ -19,7 +19,7 @@ from .boots import BOOT
 from .checkpoint_files import files_in
 from .exports import EXPORTS
 from .key_file import KeysError, read
-from .leftovers import SAMPLERS
+from .leftovers import SAMPLERS, snapshot_before
 from .places import KEY_FILE, TOKEN_SECRET
 from .signing import DOWNLOAD_SECRET
 from .state_folder import ROOMS
@@ -125,6 +125,8 @@ def _wrong_body(path: Path, body: Body) -> str:
 def leftovers(state: Path, rows: Rows, *, in_use: bool) -> Iterator[Finding]:
     """Files and folders that nothing refers to; what a running server has at hand is none of them."""
     known = {needed.folder for needed in rows.needed}
+    for place in [place for place in known if place.startswith("snapshots/")]:
+        known |= {str(each.relative_to(state)) for each in snapshot_before(state / place)}
     for room, depth in (("checkpoints", 3), ("snapshots", 2)):
         for place in _below(state, room, depth):
             if place not in known and not (in_use and _in_the_making(place)):

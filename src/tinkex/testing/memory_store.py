@@ -129,7 +129,8 @@ class MemoryStore:
 
     def _may_replay(self, row: OperationRow) -> bool:
         model: ModelRow | None = self._tables[ModelRow].get(row.model_id)
-        return model is not None and model.state == "live" and row.seq > model.snapshot
+        kept = model is not None and (row.seq > model.snapshot or bool(row.body))
+        return kept and model is not None and model.state == "live"
 
     # ---- reading
 

@@ -51,7 +51,7 @@ def _place(data: bytes, ready: Ready, files: BodyFiles) -> tuple[str | None, byt
     """Where a body goes: a file's name and nothing, or no file and the body."""
     if len(data) <= files.largest_inside:
         return None, data
-    name = files.new_name()
+    name = files.new_name(data)
     ready.files.append((name, data))
     return name, b""
 

@@ -74,7 +74,8 @@ RESULTS_TO_FORGET = """
     SELECT n, body_file, result_file FROM outcomes JOIN operations USING (n)
     WHERE outcomes.state != 'queued' AND outcomes.ended < ? AND NOT EXISTS (
         SELECT 1 FROM models
-        WHERE models.id = operations.model_id AND models.state = 'live' AND operations.seq > models.snapshot
+        WHERE models.id = operations.model_id AND models.state = 'live'
+        AND (operations.seq > models.snapshot OR operations.body IS NOT NULL)
     )
 """
 DELETE_OUTCOME_N = "DELETE FROM outcomes WHERE n = ?"
