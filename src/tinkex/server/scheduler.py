@@ -279,6 +279,10 @@ class Scheduler:
         begun, now = operation.begun, self.service.clock.monotonic()
         queued, worked = (0.0, -1.0) if begun is None else (begun - operation.entered, now - begun)
         self.service.metrics.ended(operation.kind, outcome.category or "done", queued, worked)
+        if outcome.failed:
+            level = logging.INFO if outcome.category == "user" else logging.ERROR
+            text = "operation %s (%s) of request %s failed: %s"
+            log.log(level, text, operation.id, operation.kind, operation.asked_by or "-", outcome.error)
 
     def _write_soon(self) -> None:
         if not self._flushing:

@@ -297,7 +297,7 @@ class Service:
         """Put a new operation in line, with a ticket."""
         ticket = self.tickets.open(row.id, row.kind, row.owner)
         operation = Operation(row.id, model, row.seq, row.kind, row.owner, work, ticket, len(row.body))
-        operation.entered = self.clock.monotonic()
+        operation.entered, operation.asked_by = self.clock.monotonic(), REQUEST.get()
         held = self.queued.setdefault(row.owner, [0, 0])
         held[0] += 1
         held[1] += operation.size
