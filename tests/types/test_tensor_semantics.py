@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from tinkex import types
 from tinkex.errors import InvalidArgumentError
 from tinkex.types import TensorData
+from tinkex.types.arrays import is_numpy, is_torch
 
 from ..strategies import examples
 
@@ -258,3 +261,11 @@ def test_provenance_comes_in_pairs_that_tile():
         datum.with_provenance([span], [])
     with pytest.raises(TypeError, match="expected PromptProvenanceSpan"):
         types.Datum(datum.model_input, {}, ["s"], ["s"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_a_half_loaded_library_is_none_yet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another thread is importing it: the module is there, its classes are not.
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert not is_torch([1.0])
+    assert not is_numpy([1.0])

@@ -28,14 +28,18 @@ class LossyCastWarning(UserWarning):
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    return _is("torch", "Tensor", value)
 
 
 def is_numpy(value: object) -> bool:
     """Whether a value is a numpy array, without importing numpy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return _is("numpy", "ndarray", value)
+
+
+def _is(module: str, name: str, value: object) -> bool:
+    # While another thread imports it the module is there and what is in it is not.
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
 
 
 def from_torch(tensor: Any) -> Array:
