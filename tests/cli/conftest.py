@@ -81,7 +81,8 @@ def cli(capsys: pytest.CaptureFixture[str], home: Path) -> Command:
     def command(*words: str) -> Ran:
         done = run(capsys, *words)
         if "--json" in words and done.out:
-            assert misfits(done.data, shape_of(words)) == []
+            shape = shape_of(words)
+            assert shape is None or misfits(done.data, shape) == []
         return done
 
     return command
@@ -92,8 +93,7 @@ def shape_of(words: tuple[str, ...]) -> Any:
     parser = parser_of(first)
     while below(parser):
         parser = below(parser)[rest.pop(0)]
-    assert parser.shape is not None, words
-    return parser.shape
+    return parser.shape  # none of `serve`, which prints as it goes; see test_page
 
 
 @pytest.fixture

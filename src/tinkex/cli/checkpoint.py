@@ -100,8 +100,8 @@ def _list(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _info(arguments: argparse.Namespace, out: Output) -> int:
-    client = rest(arguments, out)
     path = checkpoint_path(arguments)
+    client = rest(arguments, out)
     one = _find(client, path.tinker_path, path.training_run_id)
     about = client.get_weights_info_by_tinker_path(one.tinker_path).result()
     fields = {
@@ -141,7 +141,7 @@ def _unpublish(arguments: argparse.Namespace, out: Output) -> int:
 def _set_public(arguments: argparse.Namespace, out: Output, public: bool) -> int:
     from ..errors import ConflictError
 
-    client, path = rest(arguments, out), checkpoint_path(arguments).tinker_path
+    path, client = checkpoint_path(arguments).tinker_path, rest(arguments, out)
     change = (
         client.publish_checkpoint_from_tinker_path
         if public

@@ -69,7 +69,7 @@ def fetch_files(
     """
     from ..errors import NotFoundError
 
-    client, path = rest(arguments, out), checkpoint_path(arguments)
+    path, client = checkpoint_path(arguments), rest(arguments, out)
     with ProgressLine(out) as line:
         show = _shown_on(line)
         try:

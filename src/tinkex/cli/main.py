@@ -89,7 +89,7 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
 
 
 def _sentence(does: str) -> str:
-    return f"{does[0].upper()}{does[1:]}."
+    return f"{does[0].upper()}{does[1:]}{'' if does.endswith('?') else '.'}"
 
 
 def add_modes(parser: argparse.ArgumentParser) -> None:

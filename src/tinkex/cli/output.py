@@ -71,7 +71,7 @@ class Output:
         if self.mode == "json":
             self.document({name: [dict(row) for row in rows]} if data is None else data)
         elif self.mode == "quiet":
-            field = essential or next(iter(columns))
+            field = essential or next(iter(columns), "")  # columns may be those of the rows
             for row in rows:
                 self.line(_cell(row.get(field)))
         elif not rows:

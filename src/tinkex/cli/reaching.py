@@ -42,14 +42,23 @@ def rest(arguments: argparse.Namespace, out: Output) -> RestClient:
     """A client for runs, checkpoints and sessions."""
     from ..client.rest import RestClient
 
-    return RestClient(config=config_of(arguments, out, retry_seconds=_QUICK))
+    return RestClient(config=_answering(arguments, out))
 
 
 def admin(arguments: argparse.Namespace, out: Output) -> AdminClient:
     """A client for usage and storage."""
     from ..client.admin import AdminClient
 
-    return AdminClient(config=config_of(arguments, out, retry_seconds=_QUICK))
+    return AdminClient(config=_answering(arguments, out))
+
+
+def _answering(arguments: argparse.Namespace, out: Output) -> Config:
+    """The settings of a client of lists; a server that does not answer is told at once."""
+    from ..client.access import check_answers
+
+    config = config_of(arguments, out, retry_seconds=_QUICK)
+    check_answers(config)
+    return config
 
 
 def service(arguments: argparse.Namespace, out: Output, **settings: Any) -> ServiceClient:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._version import SDK_VERSION
 from ..config import Config
-from ..errors import NotFoundError
+from ..errors import APIStatusError, NotFoundError
 from ..net.caller import read_answer
 from ..net.credentials import find_credential
 from ..types.service import ClientConfigRequest, ClientConfigResponse
@@ -15,7 +17,7 @@ from .connection import Connection
 from .local_server import reached
 from .portal import portal
 
-__all__ = ["check_access", "describe_key", "revoke_key"]
+__all__ = ["check_access", "check_answers", "describe_key", "revoke_key"]
 
 
 def check_access(config: Config) -> None:
@@ -23,11 +25,24 @@ def check_access(config: Config) -> None:
     portal().run(_look(reached(config)))
 
 
+def check_answers(config: Config) -> None:
+    """Raise if a service does not answer at all; whatever it answers is told by the calls that follow."""
+    portal().run(_call_out(reached(config)))
+
+
+async def _call_out(config: Config) -> None:
+    with contextlib.suppress(APIStatusError):
+        await Connection(config).caller.once(route("client_config"), _ask())
+
+
+def _ask() -> bytes:
+    return encode(ClientConfigRequest(sdk_version=SDK_VERSION))
+
+
 async def _look(config: Config) -> None:
     # `Connection.settings` would try for minutes, and pause on a 402; here the error is the answer.
-    body = encode(ClientConfigRequest(sdk_version=SDK_VERSION))
     try:
-        response = await Connection(config).caller.once(route("client_config"), body)
+        response = await Connection(config).caller.once(route("client_config"), _ask())
         settings = read_answer(ClientConfigResponse, response)
     except NotFoundError:
         settings = ClientConfigResponse()
