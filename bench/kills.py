@@ -113,9 +113,9 @@ def main() -> int:
             while len(points) < chosen.steps:
                 points += chance.sample(chosen.at, len(chosen.at))
             report = Report(sdk)
-            # Every other program with each SDK, where other kills are asked for too.
+            # Every other program with each SDK, where other kills are asked for too; an even seed begins.
             cuts = [each in CUTS for each in chosen.at]
-            power = any(cuts) and (all(cuts) or programs // len(chosen.sdk) % 2 == 1)
+            power = any(cuts) and (all(cuts) or (programs // len(chosen.sdk) + chosen.seed) % 2 == 0)
             options = (*plain, "--durability", "power") if power else plain
             place = folder / str(programs)
             try:
