@@ -329,6 +329,13 @@ class Scheduler:
             if not any(each.model is operation.model and each.kind == "optim_step" for each in after):
                 self._snapshot(operation.model, operation.seq)
 
+    def snapshot_all(self) -> None:
+        """Have every model that rests written as it is, so that the next server has nothing to replay."""
+        for model in self.models.values():
+            row = model.row
+            if model.open and not model.under_way and row.watermark > row.snapshot:
+                self._snapshot(model, row.watermark)
+
     def _snapshot(self, model: LiveModel, seq: int) -> None:
         """Have the engine write the model as it is after this operation; then older bodies can go."""
         room, row = self.room, model.row

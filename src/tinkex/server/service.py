@@ -173,10 +173,20 @@ class Service:
         self.spawn(self._keep_house())
 
     async def drain(self) -> None:
-        """Take no new work; return when running work has ended or had its time."""
+        """Take no new work; return when running work has ended and is snapshotted, or had its time."""
         if not self.draining:
             self.draining = True
             self._drained_by = self.clock.monotonic() + self.options.times.drain
+            await self._rest()
+            # What is not written down yet is not in a model's watermark either.
+            await self.settled(max(0.0, self._drained_by - self.clock.monotonic()))
+            if self.clock.monotonic() < self._drained_by:
+                for scheduler in self.schedulers.values():
+                    scheduler.snapshot_all()
+        await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait until no engine is at work, or it has had its time."""
         while self.busy and self.clock.monotonic() < self._drained_by:
             await self.clock.sleep(0.05)
 
