@@ -214,15 +214,17 @@ async def test_work_is_refused_while_the_server_stops_and_known_work_is_not(serv
 
 
 def test_old_and_large_results_are_let_go_of():
-    tickets = Tickets(keep_bytes=100 + 2 * TICKET_BYTES)
+    now = 0.0
+    tickets = Tickets(keep_bytes=100 + 2 * TICKET_BYTES, monotonic=lambda: now)
     made = []
     for number in range(5):
         ticket = tickets.open(str(number), "asample", "ann")
-        ticket.done(b"x" * 40, "json", float(number))
+        now = float(number)
+        ticket.done(b"x" * 40, "json", now)
         tickets.ended(ticket)
         made.append(ticket)
     assert [tickets.get(str(number)) is not None for number in range(5)] == [False] * 3 + [True] * 2
-    tickets.drop_before(4.0)
+    assert tickets.drop_old(0.5, 0.5) == [made[3]]
     assert [tickets.get(str(number)) is not None for number in range(5)] == [False] * 4 + [True]
     tickets.drop("4")
     assert len(tickets) == 0

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["copy_folder", "discard", "files_in", "release"]
 
 
-async def discard(service: Service, folder: str) -> None:
-    """Remove the files of a checkpoint that is no more; a sampling session that uses them keeps them."""
+async def discard(service: Service, folder: str, version: str = "") -> None:
+    """Remove the files of a checkpoint that is no more; a sampling session that uses them keeps them.
+
+    Weights for sampling, which have a version, leave the engine too.
+    """
     await service.exports.forget(folder)
     samplers = service.world.samplers
     for id, sampler in list(samplers.items()):
@@ -27,14 +30,25 @@ async def discard(service: Service, folder: str) -> None:
             del samplers[id]  # made for a request without a session, and made again by the next
             sampler.wake()
     if not _sampled(service, folder):
+        _thaw(service, version)
         await service.remove_folder(service.options.state / folder)
+
+
+def _thaw(service: Service, version: str) -> None:
+    """Have engines forget weights nobody samples from; who comes back to them has them loaded again."""
+    if any(sampler.row.version == version for sampler in service.world.samplers.values()):
+        return
+    for desk in service.desks.values():
+        if desk.knows(version):
+            desk.thaw(version)
 
 
 async def release(service: Service, ended: Iterable[SamplerRow]) -> None:
     """Remove the files of deleted checkpoints that these ended sampling sessions were the last to use."""
-    for folder, path in {(row.folder, row.model_path) for row in ended if row.folder}:
+    for folder, path, version in {(row.folder, row.model_path, row.version) for row in ended if row.folder}:
         saved = None if path is None else await service.store.get(CheckpointRow, path)
         if (saved is None or saved.folder != folder) and not _sampled(service, folder):
+            _thaw(service, version)
             await service.remove_folder(service.options.state / folder)
 
 

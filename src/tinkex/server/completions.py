@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import takewhile
 
 from .tickets import Bell
 
@@ -19,7 +19,8 @@ class Completions:
     __slots__ = ("_events", "_last", "bell")
 
     def __init__(self, start: int) -> None:
-        self._events: deque[tuple[int, str, int | None]] = deque(maxlen=KEPT)
+        self._events: dict[str, tuple[int, int | None]] = {}
+        """By id: number and size, in order of their numbers."""
         self._last = start
         self.bell = Bell()
 
@@ -31,12 +32,19 @@ class Completions:
     def add(self, id: str, size: int | None) -> None:
         """A sample ended; `size` is that of its result, None if it failed."""
         self._last += 1
-        self._events.append((self._last, id, size))
+        self._events.pop(id, None)
+        self._events[id] = (self._last, size)
+        if len(self._events) > KEPT:
+            del self._events[next(iter(self._events))]
         self.bell.ring()
+
+    def forget(self, id: str) -> None:
+        """Its result is gone; most likely somebody has asked for it alone and has it."""
+        self._events.pop(id, None)
 
     def after(self, cursor: int) -> tuple[list[tuple[str, int | None]], int]:
         """(id, size) of what ended since a cursor, and the new cursor; what lies before it is forgotten."""
         events = self._events
-        while events and events[0][0] <= cursor:
-            events.popleft()
-        return [(id, size) for _, id, size in events], max(self._last, cursor)
+        for id in [*takewhile(lambda name: events[name][0] <= cursor, events)]:
+            del events[id]
+        return [(id, size) for id, (_, size) in events.items()], max(self._last, cursor)

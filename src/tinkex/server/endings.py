@@ -35,7 +35,7 @@ async def end_session(
         # Not before the engine is done with it: it may be writing there.
         forget = partial(_forget_snapshots, service, model.id)
         service.drop_model(model, f"model {model.id} was unloaded: {why}", forget)
-    _drop_samplers(service, session)
+    _drop_samplers(service, session, why)
     await service.keep(
         Put(row),
         *(Put(each) for each in models),
@@ -49,8 +49,10 @@ def _forget_snapshots(service: Service, model_id: str) -> None:
     service.spawn(service.remove_folder(service.folders.snapshot(model_id, 0).parent))
 
 
-def _drop_samplers(service: Service, session: LiveSession) -> None:
+def _drop_samplers(service: Service, session: LiveSession, why: str) -> None:
     """Forget the session's samplers; unnamed weights nobody else samples from leave the engine."""
+    for desk in service.desks.values():
+        desk.cancel_of(session.samplers.keys(), f"the sample was called off: {why}")
     gone = list(session.samplers.values())
     for sampler in gone:
         service.world.samplers.pop(sampler.row.id, None)

@@ -25,7 +25,7 @@ async def _delete(ask: Ask) -> Answer:
     async with service.turns.of(ask.owner):
         row = await addressed(ask)
         await service.write(*forget_checkpoint(row, service.clock.time(), "checkpoint.deleted"))
-    service.spawn(discard(service, row.folder))
+    service.spawn(discard(service, row.folder, row.version))
     return {}
 
 

@@ -15,6 +15,7 @@ from ..wire.headers import PROTOBUF
 from .asks import JSON_TYPE, Answer, Ask, Reply, answers, json_reply
 from .problems import NotFound, Problem
 from .records import ModelRow, OperationRow, SamplerRow
+from .service import Service
 from .store import Finish
 from .tickets import Ticket
 from .world import loose_name
@@ -96,17 +97,27 @@ async def _abandon(ask: Ask, row: OperationRow) -> None:
 
 
 def _ended(ask: Ask, ticket: Ticket) -> Answer:
-    if ticket.kind == "asample" and not ask.body.allow_metadata_only:
-        ask.service.samples.remove([ticket.id])
     if ticket.state == "lost":
         raise Problem(410, f"request {ticket.id!r} is no longer known")
     if ticket.state == "failed":
+        _told(ask.service, ticket)
         return RequestFailedResponse.model_validate({"error": ticket.error, "category": ticket.category})
     binary = ticket.form != "json" and _PROTOBUF in ask.headers.get(b"accept", b"")
     body = ticket.written(binary)
     if len(body) >= LARGE and ask.body.allow_metadata_only:
         return CompleteMetadataResponse(response_payload_size=len(body))
+    _told(ask.service, ticket)
     return Reply(200, body, _BINARY if binary else _PLAIN)
+
+
+def _told(service: Service, ticket: Ticket) -> None:
+    """A result is on its way: that of an operation is in the store too, a sample's only here."""
+    if ticket.kind != "asample":
+        if ticket.id not in service.unwritten:
+            service.tickets.drop(ticket.id)
+        return
+    service.tickets.told(ticket)
+    service.samples.remove([ticket.id])
 
 
 @answers("retrieve_futures")

@@ -150,6 +150,7 @@ async def _begin(ask: Ask) -> tuple[str, int, RunningSample | None]:
     if held and held + body.num_samples > limit:
         raise Problem(429, f"{held} of your samples are under way, the limit is {limit}; slow down")
     service.sampling_rows[ask.owner] = held + body.num_samples
+    sampler.used = service.clock.monotonic()
     if sampler.session is not None:
         service.heard(sampler.session)
     completions = sampler.clone(paths.clone_of(number))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..wire import paths
 from .checkpoint_files import discard
 from .endings import end_session
 from .operations import forget_checkpoint
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Every", "housekeepers"]
 
 log = logging.getLogger(__name__)
+TOLD = 600.0
+"""Seconds a sample's result is kept after it was sent: the answer may have been lost on its way."""
 Job: TypeAlias = Callable[["Service"], Coroutine[Any, Any, None]]
 
 
@@ -46,6 +49,8 @@ def housekeepers() -> list[Job]:
         expire_sessions,
         expire_checkpoints,
         flush_usage,
+        keep_less,
+        forget_loose_samplers,
         Every(60, forget_results),
         Every(300, forget_downloads),
     ]
@@ -71,7 +76,7 @@ async def expire_checkpoints(service: Service) -> None:
             if found is None or found.folder != row.folder or found.expires != row.expires:
                 continue  # saved over, or given more time, in this moment
             await service.keep(*forget_checkpoint(row, now, "checkpoint.expired"))
-        await discard(service, row.folder)
+        await discard(service, row.folder, row.version)
 
 
 async def flush_usage(service: Service) -> None:
@@ -81,10 +86,32 @@ async def flush_usage(service: Service) -> None:
 
 async def forget_results(service: Service) -> None:
     """Let go of results that nobody has fetched for too long."""
-    times, now = service.options.times, service.clock.time()
+    await service.keep(ForgetResults(service.clock.time() - service.options.times.results))
+
+
+async def keep_less(service: Service) -> None:
+    """Let go of results in memory that are told and old, or that nobody has fetched for too long."""
+    times = service.options.times
     # What is left of operations is in the store for longer than in memory; samples are in memory alone.
-    service.tickets.drop_before(now - min(times.samples, times.results))
-    await service.keep(ForgetResults(now - times.results))
+    gone = service.tickets.drop_old(min(times.samples, times.results), TOLD)
+    samples = [ticket.id for ticket in gone if ticket.kind == "asample"]
+    service.samples.remove(samples)
+    for id in samples:
+        name, _, number = id.rpartition(":")
+        sampler = service.world.samplers.get(name)
+        clone = None if sampler is None else sampler.clones.get(paths.clone_of(int(number)))
+        if clone is not None:
+            clone.forget(id)
+
+
+async def forget_loose_samplers(service: Service) -> None:
+    """Forget samplers made for requests without a session that nobody has used for as long as one lives."""
+    oldest = service.clock.monotonic() - service.options.times.session
+    samplers = service.world.samplers
+    for id, sampler in list(samplers.items()):
+        if sampler.session is None and sampler.used < oldest:
+            del samplers[id]
+            sampler.wake()
 
 
 async def forget_downloads(service: Service) -> None:

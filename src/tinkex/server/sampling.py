@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,9 +130,20 @@ class SamplingDesk:
             self.room.tell(Cancel(self.room.epoch, id))
             self._fail(sample, "cancelled by its client", "user")
 
+    def cancel_of(self, samplers: Set[str], why: str) -> None:
+        """Stop the samples of sampling sessions that are no more."""
+        for id, sample in list(self._running.items()):
+            if id.rpartition(":")[0] in samplers:
+                self.room.tell(Cancel(self.room.epoch, id))
+                self._fail(sample, why, "user")
+
     def frozen(self, version: str) -> None:
         """This engine has just frozen these weights."""
         self._versions.add(version)
+
+    def knows(self, version: str) -> bool:
+        """Whether the engine has these weights at hand."""
+        return version in self._versions
 
     def thaw(self, version: str) -> None:
         """Have the engine forget these weights."""

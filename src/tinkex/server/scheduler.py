@@ -272,6 +272,8 @@ class Scheduler:
         elif waiting and operation in waiting:
             waiting.remove(operation)
             model.under_way -= 1
+        if not waiting:
+            self._under_way.pop(model.id, None)
         self._ended.append((operation, outcome))
         self._write_soon()
 

@@ -105,7 +105,7 @@ class Service:
         self.prefix = urlsplit(self.url).path.rstrip("/")
         self.catalogue = Catalogue(options.models)
         self.world = World()
-        self.tickets = Tickets()
+        self.tickets = Tickets(monotonic=self.clock.monotonic)
         self.samples = SampleJournal(options.state / "samples.log", sync=options.durability == "power")
         self.usage = UsageLedger()
         self.metrics = Metrics()

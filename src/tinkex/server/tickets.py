@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from ..types.forward_backward_output import ForwardBackwardOutput
@@ -59,7 +62,6 @@ class Ticket:
         "error",
         "form",
         "id",
-        "json",
         "kind",
         "owner",
         "result",
@@ -72,8 +74,6 @@ class Ticket:
         self.result: bytes = b""
         self.form = "json"
         """How the result is written: json, pass, or sample (protobuf both)."""
-        self.json: bytes | None = None
-        """The JSON form of a binary result, for clients that ask for it."""
         self.error = ""
         self.category = "server"
         self.ended = 0.0
@@ -102,9 +102,7 @@ class Ticket:
         """The result as bytes, in the form asked for."""
         if binary or self.form == "json":
             return self.result
-        if self.json is None:
-            self.json = as_json(self.result, self.form)
-        return self.json
+        return as_json(self.result, self.form)
 
 
 def as_json(result: bytes, form: str) -> bytes:
@@ -123,13 +121,22 @@ def sample_bytes(response: SampleResponse) -> bytes:
 
 
 class Tickets:
-    """Tickets by id: those that wait, and ended ones until they are old or too many."""
+    """Tickets by id: those that wait, and ended ones until they are told and old, or too many.
 
-    def __init__(self, keep_bytes: int = 256 << 20) -> None:
+    Their age is counted by a clock that only goes forward: a date that jumps loses no result.
+    """
+
+    def __init__(
+        self, keep_bytes: int = 256 << 20, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pending: dict[str, Ticket] = {}
         self._ended: OrderedDict[str, Ticket] = OrderedDict()
+        self._since: dict[str, float] = {}
+        """When those came to their end, in that order."""
+        self._told: dict[str, float] = {}
+        """When the results of those were first sent, in that order."""
         self._bytes = 0
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._monotonic = keep_bytes, monotonic
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._ended)
@@ -161,22 +168,35 @@ class Tickets:
     def ended(self, ticket: Ticket) -> None:
         """Its work has ended: keep the result at hand while there is room."""
         self._pending.pop(ticket.id, None)
+        self.drop(ticket.id)
         self._ended[ticket.id] = ticket
+        self._since[ticket.id] = self._monotonic()
         self._bytes += TICKET_BYTES + len(ticket.result)
         while self._bytes > self._keep_bytes and len(self._ended) > 1:
             self._forget(next(iter(self._ended)))
+
+    def told(self, ticket: Ticket) -> None:
+        """Its result was sent; whether it has arrived is not known."""
+        if ticket.id in self._ended:
+            self._told.setdefault(ticket.id, self._monotonic())
 
     def drop(self, id: str) -> None:
         """Its client has the result."""
         if id in self._ended:
             self._forget(id)
 
-    def drop_before(self, time: float) -> None:
-        """Forget what ended before this time."""
-        for id, ticket in list(self._ended.items()):
-            if ticket.ended >= time:
-                return
-            self._forget(id)
+    def drop_old(self, seconds: float, told: float) -> list[Ticket]:
+        """Forget, and answer, what ended so long ago, or was first told so long ago."""
+        now = self._monotonic()
+        old = [
+            *takewhile(lambda name: self._since[name] < now - seconds, self._since),
+            *takewhile(lambda name: self._told[name] < now - told, self._told),
+        ]
+        return [self._forget(id) for id in dict.fromkeys(old)]
 
-    def _forget(self, id: str) -> None:
-        self._bytes -= TICKET_BYTES + len(self._ended.pop(id).result)
+    def _forget(self, id: str) -> Ticket:
+        ticket = self._ended.pop(id)
+        del self._since[id]
+        self._told.pop(id, None)
+        self._bytes -= TICKET_BYTES + len(ticket.result)
+        return ticket

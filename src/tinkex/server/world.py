@@ -83,6 +83,8 @@ class LiveSampler:
     session: LiveSession | None
     start: int
     """Where the numbers of its completions begin."""
+    used: float = 0.0
+    """When it was last sampled from, on the monotonic clock."""
     clones: dict[int, Completions] = field(default_factory=dict)
 
     def clone(self, number: int) -> Completions:
