@@ -57,6 +57,10 @@ def test_a_short_reinforcement_lesson_is_learned(client: tinkex.ServiceClient):
     assert lesson.change.samples >= 256
     assert lesson.change.change > 0
     assert lesson.change.low > 0
+    for each in lesson.shown:
+        a, b = map(int, each.question.removeprefix("What is ").removesuffix("?").split(" + "))
+        for answer in f"{each.before}, {each.after}".split(", "):
+            assert answer.endswith(" ✓") == (answer.removesuffix(" ✓") == str(a + b))
     assert lesson.change.change == pytest.approx(lesson.change.after - lesson.change.before)
     assert all(len(each.before.split(", ")) == 4 for each in lesson.shown)
 

@@ -135,6 +135,7 @@ def test_a_chart_is_as_high_as_its_values():
 def test_where_nobody_watches_there_are_a_few_plain_lines():
     stream = io.StringIO()
     screen = Screen(stream, live=False)
+    screen.note("now and then")
     screen.begin("Title", "loss", 40, None)
     for step in range(40):
         screen.point(40.0 - step)
@@ -151,6 +152,8 @@ def test_on_a_terminal_the_curve_is_drawn_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tinkex.demo.screen._EVERY", -1.0)
     stream = io.StringIO()
     screen = Screen(stream, live=True)
+    screen.note("before …")
+    assert stream.getvalue() == "before …\r"
     screen.begin("T", "reward", 2, 1.0)
     screen.point(0.5)
     screen.point(1.0)
@@ -209,6 +212,7 @@ def test_the_report_is_whole_and_needs_nothing_else():
     assert "<b>3" in page.text  # what a model says is text, never markup
     assert "Sums & <more>" in page.text
     assert inspect.getsource(rl_loop) in page.text
+    assert "✓ marks the right answers" in page.text
     curves = [attrs for tag, attrs in page.seen if tag == "polyline"]
     points = [tuple(map(float, each.split(","))) for each in (curves[0]["points"] or "").split()]
     assert len(points) == 4

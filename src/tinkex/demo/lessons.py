@@ -63,6 +63,9 @@ class Lesson:
 class Watcher(Protocol):
     """Who is told how it goes."""
 
+    def note(self, text: str) -> None:
+        """What is done now, where nothing else is to be seen."""
+
     def begin(self, title: str, measure: str, steps: int, top: float | None) -> None:
         """A loop begins; its values lie between 0 and `top`, or the first of them."""
 
@@ -93,9 +96,11 @@ def _sft(
     chats = pirate.chats(plan.seed)
     held_out, chats = chats[: plan.sft_held_out], chats[plan.sft_held_out :]
     questions = [question for question, _ in held_out[:6]]
+    watcher.note("asking it before …")
     before, said = nll(trainer, held_out), answers(base, questions)
     watcher.begin(title, measure, plan.sft_steps, None)
     curve = _followed(sft_loop.train(trainer, chats, steps=plan.sft_steps, seed=plan.seed), watcher)
+    watcher.note("asking it again …")
     change = fall_of_nll(before, nll(trainer, held_out))
     saved = trainer.save_weights_for_sampler("pirate").result().path
     assert saved is not None
@@ -113,16 +118,25 @@ def _rl(
 ) -> Lesson:
     title, measure = "Reinforcement: sums that come out right", "mean reward"
     held_out, sums = _sums(plan)
+    watcher.note("asking it before …")
     said = replies(base, held_out, plan.rl_samples)
     watcher.begin(title, measure, plan.rl_steps, 1.0)
     curve = _followed(rl_loop.train(trainer, sums, steps=plan.rl_steps, seed=plan.seed), watcher)
+    watcher.note("asking it again …")
     saved = trainer.save_weights_for_sampler("sums").result().path
     assert saved is not None
     now = replies(trainer.create_sampling_client(saved), held_out, plan.rl_samples)
     change = rise_of_reward(rewards(said, held_out), rewards(now, held_out))
     rows = list(zip(held_out, said, now, strict=True))[:6]
-    shown = [Shown(f"What is {a} + {b}?", ", ".join(old), ", ".join(new)) for (a, b), old, new in rows]
+    shown = [
+        Shown(f"What is {a} + {b}?", _marked(old, a, b), _marked(new, a, b)) for (a, b), old, new in rows
+    ]
     return Lesson("rl", title, measure, curve, change, shown, saved, time.monotonic() - began)
+
+
+def _marked(said: Sequence[str], a: int, b: int) -> str:
+    """Answers to a sum with a mark at the right ones."""
+    return ", ".join(f"{answer} ✓" if rl_loop.reward(answer, a, b) else answer for answer in said)
 
 
 def _sums(plan: Plan) -> tuple[list[rl_loop.Sum], list[rl_loop.Sum]]:

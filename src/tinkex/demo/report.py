@@ -51,7 +51,8 @@ def report(lessons: Sequence[Lesson], plan: Plan, seconds: float) -> str:
         f"<title>tinkex demo</title><style>{_STYLE}</style></head><body>\n"
         f"<h1>A small model learned something</h1>\n<p><small>{escape(about)}</small></p>\n{parts}\n"
         "<p><small>Intervals are bootstraps over unseen questions; figures before and after are measured "
-        "on the same ones.</small></p>\n</body></html>\n"
+        "on the same ones. Where a question was asked several times, ✓ marks the right answers."
+        "</small></p>\n</body></html>\n"
     )
 
 
@@ -86,7 +87,9 @@ def _curve(lesson: Lesson) -> str:
     label = escape(f"{lesson.measure} over {len(values)} steps")
     return (
         f'<svg viewBox="0 0 {_WIDTH + 8} {_HEIGHT + _BOTTOM}" role="img" aria-label="{label}">'
-        f'{lines}{thin}{thick}<text x="{_WIDTH}" y="{_HEIGHT + 22}" text-anchor="end">{label}</text></svg>'
+        f'{lines}{thin}{thick}<text x="{_LEFT}" y="{_HEIGHT + 22}">1</text>'
+        f'<text x="{(_LEFT + _WIDTH) / 2:.0f}" y="{_HEIGHT + 22}" text-anchor="middle">{label}</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 22}" text-anchor="end">{len(values)}</text></svg>'
     )
 
 

@@ -26,6 +26,11 @@ class Screen:
         self._drawn = 0
         self._last = 0.0
 
+    def note(self, text: str) -> None:
+        """Say on a terminal what is done now; whatever comes next is written over it."""
+        if self._live:
+            self._write(f"{text}\r")
+
     def begin(self, title: str, measure: str, steps: int, top: float | None) -> None:
         """A loop begins."""
         self._title, self._measure, self._steps, self._top = title, measure, steps, top
