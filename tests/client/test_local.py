@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pickle
@@ -299,6 +300,28 @@ def test_one_that_died_is_started_again_with_what_was_saved(model: Path, tmp_pat
 
 
 # ---- what keeps it from starting
+
+
+class Notebook(io.StringIO):
+    """What a kernel has for stderr, as far as it can be told."""
+
+    __module__ = "ipykernel.iostream"
+
+
+@pytest.mark.parametrize(("stream", "told"), [(Notebook, True), (io.StringIO, False)])
+def test_a_notebook_is_told_how_long_it_takes(
+    stream: type[io.StringIO], told: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "stderr", stream())
+    with starting._telling("nano") as waiting:
+        for _ in range(5):
+            waiting()
+    said = sys.stderr.getvalue()
+    assert bool(said) == told
+    if told:
+        assert said.startswith("\rloading nano… 0 s ")
+        assert said.count("loading") == 2, "a line that changes, not one for each look"
+        assert said.endswith(" s\n")
 
 
 def test_what_is_not_installed_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

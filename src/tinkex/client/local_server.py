@@ -269,17 +269,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def _in_notebook() -> bool:
+    return type(sys.stderr).__module__.startswith("ipykernel.")
+
+
 @contextlib.contextmanager
 def _telling(names: str) -> Iterator[Waiting]:
-    """Show on a terminal how long it has been taking; nowhere else, and nothing if there was no wait."""
-    watched = sys.stderr is not None and sys.stderr.isatty()
-    began, shown = time.monotonic(), False
+    """Show on a terminal or in a notebook how long it has been taking; nothing if there was no wait."""
+    watched = sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
+    began, shown = time.monotonic(), ""
 
     def waiting() -> None:
         nonlocal shown
-        if watched:
-            shown = True
-            sys.stderr.write(f"\rloading {names}… {time.monotonic() - began:.0f} s ")
+        now = f"\rloading {names}… {time.monotonic() - began:.0f} s "
+        if watched and now != shown:
+            shown = now
+            sys.stderr.write(now)
             sys.stderr.flush()
 
     def last(text: str) -> None:
