@@ -22,7 +22,8 @@ NUMBERS = (
 WORDS = (
     b"\x00", b"\xff" * 4, b"\r\n", b"\n\n", b"\r", b":", b",", b"/", b"..", b"../", b"\\", b"%00", b"%",
     b"=", b"{", b"}", b"[", b"]", b'"', b"null", b"NaN", b"1e999", b"-", b"--1", b"\xc2\xb2",
-    b"\xed\xa0\x80", b"\\ud800", b"\xf0\x9f\x98\x80", b"\xef\xbb\xbf", b"\xe2\x80\xa8", "ſ".encode(), "ß".encode(),
+    b"\xed\xa0\x80", b"\\ud800", b"\xf0\x9f\x98\x80", b"\xef\xbb\xbf", b"\xe2\x80\xa8", "ſ".encode(),
+    "ß".encode(),
 )  # fmt: skip
 TEXTS = (
     "", " ", "\0", "a" * 300, "é", "é", "😀", "\ud800", "²", "--1", "1_0", "١", "NaN", "-inf", "null",

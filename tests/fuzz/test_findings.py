@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.server.client import Client
 from tests.server.machine import Machine, running
 from tinkex.cli.output import CommandError
 from tinkex.cli.training_data import read_chats
 from tinkex.client.archives import unpack
+from tinkex.client.file_fetch import _sha256
 from tinkex.client.plain_tokenizer import PlainTokenizer
 from tinkex.errors import (
     APIConnectionError,
@@ -30,10 +32,10 @@ from tinkex.models.facts import read_facts
 from tinkex.net import http1_transport
 from tinkex.net.answers import error_from
 from tinkex.net.transport import Request, Response
-from tinkex.types import TensorData
+from tinkex.types import EncodedTextChunk, TensorData
 from tinkex.wire import results
 from tinkex.wire import tinker_public_pb2 as pb
-from tinkex.wire.headers import JSON
+from tinkex.wire.headers import JSON, PROTOBUF
 from tinkex.wire.passes import decode_output
 
 from . import net_targets
@@ -149,6 +151,44 @@ async def test_a_length_of_many_digits_is_too_large(server: Machine):
     assert answer.status == 413
 
 
+@running()
+async def test_a_number_that_another_kind_of_work_has_is_not_taken_for_it(server: Machine):
+    """A step after an unload got the unload's ticket, and its client a step that was never made."""
+    ann = server.ann
+    model = await ann.model()
+    await ann.done(await ann.train(model, 1))
+    step = {"model_id": model, "seq_id": 1, "adam_params": {}}
+    assert "forward_backward already" in await ann.refused("optim_step", step)
+    unload = ann.ticket(await ann("unload_model", {"model_id": model}))
+    number = int(unload.rpartition(":")[2])
+    text = await ann.refused("optim_step", {**step, "seq_id": number})
+    assert "unload_model already" in text
+    await ann.done(unload)
+    assert "unload_model already" in await ann.refused("optim_step", {**step, "seq_id": number})
+    again = Client.train_body(model, 1)[0]
+    assert (
+        ann.ticket(await ann("forward_backward", again, headers={"content-type": PROTOBUF})) == f"{model}:1"
+    )
+
+
+def test_a_token_that_is_half_a_letter_is_refused():
+    with pytest.raises(InvalidArgumentError, match="tokens"):
+        EncodedTextChunk(tokens=[5, "\ud800"])
+
+
+# ---- what a server may answer
+
+
+def test_an_interim_answer_before_the_end_is_no_answer():
+    with pytest.raises(APIConnectionError, match="closed"):
+        net_targets._http(b"HTTP/1.1 128 OK\r\nTransfer-Encoding: odd\r\n\r\n5\r\n")
+
+
+@pytest.mark.parametrize("name", ["x-amz-checksum-sha256", "repr-digest"])
+def test_a_digest_of_odd_letters_is_none(name: str):
+    assert _sha256({name: "\xe9" * 44}) is None
+
+
 # ---- files
 
 
@@ -223,10 +263,13 @@ def test_a_tokenizer_with_a_damaged_file_cannot_be_loaded(tmp_path: Path, name: 
         PlainTokenizer.from_folder(str(tmp_path))
 
 
-@pytest.mark.parametrize("line", [b'{"messages": "\xff"}', NESTED])
+HALF = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+
+
+@pytest.mark.parametrize("line", [b'{"messages": "\xff"}', NESTED, HALF, HALF.replace(b"user", b"\\udfff")])
 def test_conversations_that_are_no_text_are_refused(tmp_path: Path, line: bytes):
     (tmp_path / "a.jsonl").write_bytes(line)
-    with pytest.raises(CommandError, match=r"UTF-8|JSON"):
+    with pytest.raises(CommandError, match=r"UTF-8|JSON|no text"):
         read_chats(tmp_path / "a.jsonl")
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ..types.datum import Datum
 
 __all__ = ["Chat", "Dataset", "digest_of", "order_of", "read_chats", "split"]
+
+
+_HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: no tokenizer takes it
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def _messages(line: str, where: str) -> list[dict[str, Any]]:
     for each in messages:
         if not (isinstance(each, dict) and isinstance(each.get("role"), str)):
             raise CommandError(f"{where} has a message without a role")
-        if not isinstance(each.get("content"), str):
+        if not isinstance(each.get("content"), str) or _HALF.search(each["role"] + each["content"]):
             raise CommandError(f"{where} has a message whose content is no text")
     return messages
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import logging
@@ -268,7 +267,7 @@ def _sha256(headers: Mapping[str, str]) -> bytes | None:
     listed = f"{headers.get('repr-digest', '')}, {headers.get('digest', '')}"
     found = re.search(r"sha-256=:?([A-Za-z0-9+/]{43}=)", listed, re.IGNORECASE)
     text = found[1] if found else amazon
-    with contextlib.suppress(binascii.Error):
+    with contextlib.suppress(ValueError):  # letters that are none of base64's, or none of ASCII's
         digest = base64.b64decode(text, validate=True)
         return digest if len(digest) == 32 else None
     return None

@@ -113,7 +113,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is gone."""
         self.closed = True
-        if self.status and not self.complete and "content-length" not in self.headers and error is None:
+        if self.status >= 200 and not self.complete and "content-length" not in self.headers and not error:
             # Without a length, the end of the connection is the end of the answer.
             self.complete = True
             if self.waiter is not None and not self.waiter.done():

@@ -161,17 +161,20 @@ async def model_row(ask: Ask, id: str) -> ModelRow:
 # ---- operations
 
 
-async def known(ask: Ask, id: str) -> bool:
-    """Whether an operation was accepted before, by the same owner."""
-    ticket = ask.service.tickets.get(id)
-    if ticket is not None:
-        if ticket.owner != ask.owner:
-            raise NotFound("request", id)
-        return True
-    row = await ask.service.store.get(OperationRow, id)
-    if row is not None and row.owner != ask.owner:
+async def known(ask: Ask, id: str) -> str:
+    """What kind of operation was accepted before under this id, by the same owner; empty: none."""
+    found = ask.service.tickets.get(id) or await ask.service.store.get(OperationRow, id)
+    if found is not None and found.owner != ask.owner:
         raise NotFound("request", id)
-    return row is not None
+    return "" if found is None else found.kind
+
+
+def check_same(ask: Ask, id: str, kind: str) -> None:
+    """Refuse a number that another kind of operation has: its result is not what is asked for."""
+    if kind != ask.route.name:
+        raise Problem(
+            400, f"seq_id: {id!r} is a {kind} already; every operation of a model has a number of its own"
+        )
 
 
 async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
@@ -191,7 +194,8 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     if service.tickets.get(id) is not None:
         return await _again(ask, id, model.id)
     if model.line.too_late(number):
-        if await known(ask, id):
+        if kind := await known(ask, id):
+            check_same(ask, id, kind)
             return ticket_reply(id, model.id)
         return await _too_late(ask, model, number)
     if service.draining:
@@ -230,6 +234,9 @@ async def accept(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
 async def _again(ask: Ask, id: str, model_id: str) -> Answer:
     """The first ticket of an operation that came again, once that is written down."""
     service = ask.service
+    ticket = service.tickets.get(id)
+    if ticket is not None:
+        check_same(ask, id, ticket.kind)
     unwritten = service.unwritten.get(id)
     if unwritten is not None and not await unwritten.wait(service.clock, service.options.times.hold):
         raise Problem(503, f"{id} is not written down yet", headers={"retry-after": "1"})
@@ -256,7 +263,8 @@ def check_queue(ask: Ask) -> None:
 
 async def _not_alive(ask: Ask, model_id: str, seq_id: int | None) -> Answer:
     row = await model_row(ask, model_id)
-    if seq_id and await known(ask, f"{model_id}:{seq_id}"):
+    if seq_id and (kind := await known(ask, f"{model_id}:{seq_id}")):
+        check_same(ask, f"{model_id}:{seq_id}", kind)
         return ticket_reply(f"{model_id}:{seq_id}", model_id)
     if row.state == "corrupted":
         raise Problem(400, f"model {model_id!r} is corrupted: {row.note}")

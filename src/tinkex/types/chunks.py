@@ -45,7 +45,7 @@ class EncodedTextChunk(Frozen, Duck):
             try:
                 self._set(_list=msgspec.convert(tokens, list[_Token]), _array=None)
                 return
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeEncodeError):
                 pass  # numpy scalars pass below; anything else gets a precise refusal there
         if isinstance(tokens, (str, bytes, Mapping)) or not hasattr(tokens, "__len__"):
             raise InvalidArgumentError(
