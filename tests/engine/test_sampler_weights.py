@@ -150,6 +150,18 @@ def test_unknown_and_unloaded_versions_say_so(base):
         shelf.weights.drop(version)
 
 
+def test_models_whose_weights_were_all_unloaded_are_forgotten(base):
+    shelf = Shelf(base)
+    shared = shelf.freeze(0, model="other")
+    for model in ("a", "b"):
+        versions = [shelf.freeze(seed, model=model) for seed in range(3)]
+    for version in versions[1:]:
+        shelf.weights.drop(version)
+    assert shelf.weights._newest == {"other": [shared], "a": [shared], "b": [shared]}
+    shelf.weights.drop(shared)
+    assert not shelf.weights._newest
+
+
 def test_ephemeral_weights_loaded_back_keep_their_rules(base, tmp_path):
     first = Shelf(base, folder=tmp_path)
     versions = [first.freeze(seed) for seed in range(4)]

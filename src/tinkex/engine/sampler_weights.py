@@ -260,6 +260,12 @@ class SamplerWeights:
 
     def _drop(self, version: str, reason: str) -> None:
         entry = self._versions.pop(version)
+        for model in entry.ephemeral_of:
+            versions = self._newest.get(model, [])
+            if version in versions:
+                versions.remove(version)
+            if not versions:  # the last of a model that may be long gone
+                self._newest.pop(model, None)
         self._dropped[version] = reason
         if len(self._dropped) > REMEMBERED:
             self._dropped.popitem(last=False)
