@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,28 +12,43 @@ import pytest
 from tinkex.testing import make_tiny_model
 from tinkex.testing.kill_points import KillOrder
 
-from .killing import EVERYWHERE, ONCE, Report, disturbed, undisturbed
+from .killing import CUTS, EVERYWHERE, ONCE, Report, disturbed, undisturbed
+from .power import COMPILER
+from .serving import DETERMINISTIC
 
-STEPS = 24
+STEPS = 12
+POWER = (*DETERMINISTIC, "--durability", "power")
 needs_engine = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("torch", "transformers")), reason="the engine is not installed"
 )
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="a C compiler is needed to see what is synced")
+
+
+def see_through(folder: Path, sdk: str, points: list[str], options: Sequence[str]) -> None:
+    """Run a program undisturbed and disturbed, and compare."""
+    pytest.importorskip(sdk)
+    chance = random.Random(f"{sdk} 1")
+    model = make_tiny_model(folder / "model")
+    expected = undisturbed(folder / "undisturbed", model, sdk, STEPS)
+    chance.shuffle(points)
+    report = Report(sdk)
+    disturbed(folder / "disturbed", model, points, STEPS, chance, report, options)
+    assert len(report.kills) >= 4
+    assert report.differences(expected) == []
 
 
 @pytest.mark.slow
 @needs_engine
-@pytest.mark.parametrize("sdk", ["tinker", "tinkex"])
-def test_a_program_does_not_notice_that_its_server_is_killed(sdk: str, tmp_path: Path):
-    pytest.importorskip(sdk)
-    chance = random.Random(f"{sdk} 1")
-    model = make_tiny_model(tmp_path / "model")
-    expected = undisturbed(tmp_path / "undisturbed", model, sdk, STEPS)
-    points = [*(each for each in EVERYWHERE if each not in ONCE), chance.choice(ONCE)]
-    chance.shuffle(points)
-    report = Report(sdk)
-    disturbed(tmp_path / "disturbed", model, points, STEPS, chance, report)
-    assert len(report.kills) >= 5
-    assert report.differences(expected) == []
+def test_a_program_does_not_notice_that_its_server_is_killed(tmp_path: Path):
+    points = [each for each in EVERYWHERE if each not in (*ONCE, *CUTS)]
+    see_through(tmp_path, "tinker", [*points, ONCE[0]], DETERMINISTIC)
+
+
+@pytest.mark.slow
+@needs_engine
+@needs_compiler
+def test_a_program_does_not_notice_that_the_power_is_cut(tmp_path: Path):
+    see_through(tmp_path, "tinkex", list(CUTS), POWER)
 
 
 def test_an_order_is_for_a_moment_that_there_is(tmp_path: Path):
