@@ -144,6 +144,12 @@ class Served:
         self._process.communicate(timeout=60)
         assert self._process.returncode == 0, self.last_words()
 
+    def left(self) -> int:
+        """Wait until it has left; its exit code."""
+        assert self._process is not None
+        self._process.communicate(timeout=60)
+        return self._process.returncode
+
     def destroy(self) -> None:
         """End whatever still runs."""
         if self._process is not None:

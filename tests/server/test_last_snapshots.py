@@ -28,9 +28,8 @@ async def test_nothing_is_replayed_after_a_stop(server: Machine):
     await stopped(server)
     assert server.service.world.models[model].row.snapshot == 3
     await ann.done(await ann.step(model, 4))
-    assert [type(each) for each in server.engine.seen if isinstance(each, (LoadState, Train, OptimStep))] == [
-        LoadState, OptimStep,
-    ]  # fmt: skip
+    told = [type(each) for each in server.engine.seen if isinstance(each, (LoadState, Train, OptimStep))]
+    assert told == [LoadState, OptimStep]
     assert state_of(server.engine).steps == before.steps + 1
 
 

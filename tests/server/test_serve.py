@@ -188,6 +188,22 @@ def test_one_state_folder_one_server(options: ServerOptions):
     assert serve(options)[0] == 0
 
 
+def test_the_next_server_can_wait_for_the_folder(options: ServerOptions, monkeypatch: pytest.MonkeyPatch):
+    held, looks = StateFolder(options.state), []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            held.close()
+
+    monkeypatch.setattr("tinkex.server.serve.time.sleep", pause)
+    assert serve(changed(options, wait_for_lock=60.0))[0] == 0
+    assert len(looks) == 3
+    monkeypatch.undo()
+    with StateFolder(options.state), pytest.raises(CannotStart, match="in use by"):
+        serve(changed(options, wait_for_lock=0.1))
+
+
 def test_a_taken_port(options: ServerOptions):
     with closing(listen("127.0.0.1", 0)) as listener:
         taken = changed(options, port=listener.getsockname()[1])

@@ -134,6 +134,8 @@ class ServerOptions:
     """Whether keys are traded for short-lived tokens."""
     server_losses: bool = True
     """Whether clients may have their custom losses run here."""
+    wait_for_lock: float = 0.0
+    """Seconds to wait for a server that still has the state folder; 0: none, it is refused."""
     while_locked: Path | None = None
     """A file: the server stops by itself once no other process holds a lock (flock) on it."""
     in_process: bool = False

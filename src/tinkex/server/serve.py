@@ -25,6 +25,8 @@ from .users import Users
 __all__ = ["Application", "CannotStart", "MakeApplication", "run"]
 
 log = logging.getLogger(__name__)
+LOOK_EVERY = 0.05
+"""Seconds between two looks at whether the state folder is free."""
 FEW_FILES = 4096
 """Fewer connections than this are soon used up by clients that wait for results."""
 
@@ -90,12 +92,20 @@ async def _assembled(
 
 
 def _state_folder(options: ServerOptions) -> StateFolder:
-    try:
-        return StateFolder(options.state)
-    except StateInUse as problem:
-        raise CannotStart(f"{problem} with --state") from None
-    except OSError as problem:
-        raise CannotStart(f"state folder {options.state}: {problem.strerror}") from None
+    until = time.monotonic() + options.wait_for_lock
+    waiting = False
+    while True:
+        try:
+            return StateFolder(options.state)
+        except StateInUse as problem:
+            if time.monotonic() >= until:
+                raise CannotStart(f"{problem} with --state") from None
+            if not waiting:
+                waiting = True
+                log.info("waiting up to %.0f s: %s", options.wait_for_lock, problem)
+            time.sleep(LOOK_EVERY)
+        except OSError as problem:
+            raise CannotStart(f"state folder {options.state}: {problem.strerror}") from None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
