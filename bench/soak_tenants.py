@@ -160,7 +160,7 @@ class Tenant:
                 service = await self.open()
                 try:
                     sampler = await service.create_sampling_client_async(base_model=MODEL)
-                    await asyncio.gather(*(self.sample(sampler, 1, 6) for _ in range(self.plan["burst"])))
+                    await asyncio.gather(*(self.sample(sampler, 1, 24) for _ in range(self.plan["burst"])))
                     self.tally.did["bursts"] += 1
                 finally:
                     await asyncio.to_thread(self.close, service)
