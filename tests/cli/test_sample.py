@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.matrix.serving import Served
+from tinkex.testing import make_tiny_model
 
-from .conftest import Command, Fake, Trained
+from .conftest import MISSING, Command, Fake, Trained
+from .running import spawn
 
 
 def test_a_prompt_is_continued(real: Command):
@@ -178,3 +181,14 @@ def test_nothing_is_left_for_an_answer(real: Command):
     done = real("sample", "a" * 8192)
     assert done.code == 1
     assert "leave no room in a context of 8,192" in done.err
+
+
+def test_a_local_server_has_the_model_the_command_is_for(tmp_path: Path):
+    if MISSING:
+        pytest.skip(f"a server needs {', '.join(MISSING)}")
+    make_tiny_model(tmp_path / "shelf" / "tiny")
+    places = {"TINKEX_MODELS": str(tmp_path / "shelf"), "TINKEX_STATE": str(tmp_path / "state")}
+    where = ("--base-url", "local", "--model", "tiny")
+    done = spawn("sample", "hi", "--max-tokens", "2", "--json", *where, environ={**os.environ, **places})
+    assert (done.code, done.err) == (0, "")
+    assert done.data["model"] == "tiny"

@@ -12,6 +12,7 @@ import pytest
 import tinkex
 from tests.cli.fitting import misfits
 from tests.cli.running import Ran, run, spawn
+from tinkex.cli import demo
 from tinkex.cli.main import parser_of
 from tinkex.client.local_server import NEEDED
 from tinkex.demo.lessons import Plan, teach
@@ -95,6 +96,18 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], 
     assert done.code == 1
     assert "'nope'" in done.problem["error"]
     assert "nano" in done.problem["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "tinkex chat --base-url local --checkpoint tinker://x"),
+        (["--model", "/my models/a"], "TINKEX_MODEL='/my models/a' tinkex chat --base-url local"),
+        (["--model", "big", "--base-url", "http://a:1"], "tinkex chat --base-url http://a:1 --checkpoint"),
+    ],
+)
+def test_the_result_is_talked_to_where_it_is(words: list[str], said: str):
+    assert demo._chat(parser_of("demo").parse_args(words), "tinker://x").startswith(said)
 
 
 @pytest.mark.slow

@@ -45,7 +45,10 @@ def register(parser: Parser) -> None:
     unpublish.command(_unpublish, {"tinker_path": "text", "public": "bool"})
     ttl = add_path(group.add_parser("set-ttl", help="say when a checkpoint expires"))
     ttl.add_argument(
-        "--ttl", metavar="SECONDS", type=int, help="so many seconds from now, at least an hour"
+        "--ttl",
+        metavar="SECONDS",
+        type=int,
+        help="so many seconds from now; the shortest is the server's to say: a minute, or an hour",
     )
     ttl.add_argument("--remove", action="store_true", help="never")
     ttl.command(_set_ttl, {"tinker_path": "text", "ttl_seconds": "int?"})

@@ -143,11 +143,10 @@ def _tell(
 
     arguments.out.write_text(report(lessons, plan, seconds), "utf-8")
     where = str(arguments.out.absolute())
-    result = f"--base-url {arguments.base_url} --checkpoint {lessons[0].checkpoint}"
     said = [
         f"{seconds:.0f} s in all. The report: {where}",
         "The code is short:    tinkex demo --show-code",
-        f"Talk to the result:   tinkex chat {result}",
+        f"Talk to the result:   {_chat(arguments, lessons[0].checkpoint)}",
     ]
     document = {
         "model": plan.model,
@@ -157,3 +156,12 @@ def _tell(
         "lessons": [dataclasses.asdict(lesson) for lesson in lessons],
     }
     out.record(document, essential="report", text="\n".join(said))
+
+
+def _chat(arguments: argparse.Namespace, checkpoint: str) -> str:
+    """The command that talks to what was learned, on the server it is on."""
+    import shlex
+
+    local = arguments.base_url == "local" and arguments.model != "nano"
+    model = f"TINKEX_MODEL={shlex.quote(arguments.model)} " if local else ""
+    return f"{model}tinkex chat --base-url {arguments.base_url} --checkpoint {checkpoint}"

@@ -8,7 +8,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config import LOCAL, Config
+from ..models import is_path
 from .main import Parser
 from .output import Output
 
@@ -66,9 +67,16 @@ def service(arguments: argparse.Namespace, out: Output, **settings: Any) -> Serv
     from ..client.access import check_access
     from ..client.service import ServiceClient
 
-    config = config_of(arguments, out, **settings)
+    config = _with_model(config_of(arguments, out, **settings), getattr(arguments, "model", None))
     check_access(config)
     return ServiceClient(config=config)
+
+
+def _with_model(config: Config, model: str | None) -> Config:
+    """The same settings; a server of one's own is to have the model the command is for."""
+    if config.base_url != LOCAL or model is None or model in config.local_models or is_path(model):
+        return config
+    return config.with_(local_models=(model,))
 
 
 def _warn_through(out: Output) -> None:
