@@ -188,7 +188,8 @@ class _AsgiExchange:
     async def _receive(self) -> Message:
         if not self._sent:
             self._sent = True
-            return {"type": "http.request", "body": self._request.body or b"", "more_body": False}
+            body = bytes(self._request.body or b"")  # applications are promised bytes, not views of them
+            return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
