@@ -1,4 +1,4 @@
-"""Every requirement is proved by a test that exists, or owned by an issue still to come."""
+"""Every requirement is proved by a test that exists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROWS: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "requirements.toml").read_text())["row"]
 SPECIFICATION = ROOT.parent / "shared" / "spec" / "requirements.md"
-# 3 client, 4 engine, 5 server, 6 command line and documentation
-LATER_ISSUES = {3, 4, 5, 6}
 
 
 def name(row: dict[str, Any]) -> str:
@@ -34,11 +32,9 @@ def functions_in(path: str) -> frozenset[str]:
 def problems(row: dict[str, Any]) -> list[str]:
     """What is wrong with a row of the list."""
     found = []
-    if not row.get("tests") and "issue" not in row:
-        found.append("neither a test nor an issue")
-    if "issue" in row and row["issue"] not in LATER_ISSUES:
-        found.append(f"issue {row['issue']} is none of {sorted(LATER_ISSUES)}")
-    if row.keys() - {"id", "point", "tests", "issue"}:
+    if not row.get("tests"):
+        found.append("no test")
+    if row.keys() - {"id", "point", "tests"}:
         found.append("unknown keys")
     for test in row.get("tests", ()):
         path, _, function = test.partition("::")
@@ -48,7 +44,7 @@ def problems(row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
-def test_a_requirement_is_proved_or_owned(row: dict[str, Any]):
+def test_a_requirement_is_proved(row: dict[str, Any]):
     assert problems(row) == []
 
 
@@ -74,15 +70,13 @@ HERE = "tests/test_requirements.py::test_no_requirement_is_listed_twice"
     ("row", "count"),
     [
         ({"tests": [HERE]}, 0),
-        ({"issue": 3}, 0),
         ({}, 1),
         ({"tests": []}, 1),
-        ({"issue": 2}, 1),
         ({"tests": [HERE + "_x"]}, 1),
         ({"tests": ["tests/nowhere.py::test_x"]}, 1),
         ({"tests": ["tests/test_requirements.py"]}, 1),
         ({"tests": ["tests/test_requirements.py::problems"]}, 1),
-        ({"issue": 3, "test": HERE}, 1),
+        ({"tests": [HERE], "test": HERE}, 1),
     ],
 )
 def test_a_bad_row_is_noticed(row: dict[str, Any], count: int):
