@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tinkex.cli import keys, serve
+from tinkex.cli import keys, serve, state
 from tinkex.cli.main import Parser
 from tinkex.server import config_file
 from tinkex.server.http_server import HEAD_BYTES
@@ -50,10 +50,11 @@ def test_the_tables_are_those_of_the_code():
 
 
 def test_every_option_on_the_page_exists():
-    parsers = Parser(), Parser()
-    serve.register(parsers[0])
-    keys.register(parsers[1])
-    known = options(parsers[0]) | options(parsers[1])
+    known: set[str] = set()
+    for command in (serve, keys, state):
+        parser = Parser()
+        command.register(parser)
+        known |= options(parser)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE))
     assert len(named) > 20
     assert named <= known
