@@ -10,6 +10,8 @@ import pytest
 
 from tinkex.notices import forget_notices
 
+pytest_plugins = ["tests.leak_scan"]
+
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:

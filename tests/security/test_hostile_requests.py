@@ -129,7 +129,7 @@ async def test_polling_for_clones_that_never_were_keeps_nothing(server: Machine)
     sampler = await ann.sampler(await ann.session())
     held = server.service.world.samplers[sampler]
     first = await ann.sample(sampler, 0)
-    await ann.done(first)
+    await server.settle()
 
     async def poll(number: int) -> list[str]:
         target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": number}
