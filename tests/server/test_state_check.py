@@ -153,6 +153,11 @@ def test_damage_is_found_where_it_is_and_not_removed(state: Path, what: str):
 
 def test_a_body_that_is_missing_or_cut_off_is_found(state: Path):
     path = body_file(state)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert len(check(state).damaged) == 1
+    path.write_bytes(whole)
+    assert check(state).clean
     cut(path)
     (found,) = check(state).findings
     assert (found.kind, found.place) == ("damage", f"store/bodies/{path.name}")

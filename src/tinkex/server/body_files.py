@@ -59,11 +59,7 @@ class BodyFiles:
 
     def read(self, name: str) -> bytes:
         """What is in a file; raises ValueError if that is not what was written there."""
-        data = (self.folder / name).read_bytes()
-        _, _, checksum = name.partition("-")[2].partition("-")
-        if checksum and f"{zlib.crc32(data):08x}" != checksum:
-            raise ValueError(f"the file {name} is damaged")
-        return data
+        return read_body(self.folder / name)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; one that cannot be removed goes when the store is opened next."""
@@ -76,6 +72,15 @@ class BodyFiles:
         extra = [entry.name for entry in os.scandir(self.folder) if entry.name not in names]
         self.remove(extra)
         return len(extra)
+
+
+def read_body(path: Path) -> bytes:
+    """What is in the file of a body; raises ValueError if that is not what was written there."""
+    data = path.read_bytes()
+    _, _, checksum = path.name.partition("-")[2].partition("-")
+    if checksum and f"{zlib.crc32(data):08x}" != checksum:
+        raise ValueError(f"the file {path.name} is damaged")
+    return data
 
 
 _BINARY = getattr(os, "O_BINARY", 0)

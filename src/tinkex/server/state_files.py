@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..errors import TinkerError
 from ..wire.passes import decode_output, decode_request
+from .body_files import read_body
 from .boots import BOOT
 from .checkpoint_files import files_in
 from .exports import EXPORTS
@@ -105,7 +106,7 @@ def wrong_safetensors(path: Path) -> str:
 
 def _wrong_body(path: Path, body: Body) -> str:
     try:
-        data = path.read_bytes()
+        data = read_body(path)
         if body.form == "protobuf":
             decode_request(data)
         elif body.form == "pass":
