@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tinkex.engine.messages import Train
 from tinkex.server import scheduler
@@ -80,3 +84,29 @@ async def test_a_model_restored_in_the_end_is_as_good_as_before(server: Machine)
         server.kill_engine("once")
         await server.until(lambda: len(server.engines) == scheduler.MOST_DEATHS)
     await ann.done(await ann.step(model, 2))
+
+
+def test_an_engine_that_cannot_even_be_made_is_tried_again_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async def scenario() -> None:
+        machine = Machine(tmp_path)
+        make, broken = machine._link, [AttributeError("no such option"), OSError("no room")]
+
+        def link(*words: Any) -> Any:
+            if broken:
+                raise broken.pop(0)
+            return make(*words)
+
+        machine._link = link  # type: ignore[method-assign]
+        async with machine:
+            assert not machine.service.ready
+            assert "no such option" in next(iter(machine.service.rooms.values())).reason
+            await machine.wait(2)
+            await machine.wait(4)
+            assert machine.service.ready
+            await machine.ann.model()
+
+    asyncio.run(scenario())
+    assert "no such option" in caplog.text
+    assert "no room" in caplog.text

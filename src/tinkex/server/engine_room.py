@@ -100,17 +100,19 @@ class EngineRoom:
     async def _start(self) -> None:
         pause = 1.0
         while self.state != "closed":
-            link = self._make_link(self.folder, self.epoch, self._deliver, self._lost)
-            self._link = link
-            if isinstance(link, PulsingLink):
-                link.pulse = self._watchdog.beat
-                self._watchdog.begin()
             try:
+                link = self._make_link(self.folder, self.epoch, self._deliver, self._lost)
+                self._link = link
+                if isinstance(link, PulsingLink):
+                    link.pulse = self._watchdog.beat
+                    self._watchdog.begin()
                 await link.start()
-            except EngineStartFailed as problem:
+            except Exception as problem:
                 self._watchdog.end()
                 self.reason = f"the engine cannot start: {str(problem).partition(chr(10))[0]}"
-                log.error("the engine cannot start: %s; trying again in %.0f s", problem, pause)
+                known = isinstance(problem, EngineStartFailed)
+                text = "the engine cannot start: %s; trying again in %.0f s"
+                log.error(text, problem, pause, exc_info=None if known else problem)
                 self.state = "down"
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
