@@ -61,7 +61,7 @@ def life(server: InProcess) -> tinkex.ServiceClient:
         for future in [sampler.sample(prompt, 1, PARAMS) for _ in range(3)]:
             future.result(WAIT)
     path = trainer.save_state("end").result(WAIT).path
-    client.create_rest_client().delete_checkpoint_from_tinker_path(path).result(WAIT)
+    server.rest().delete_checkpoint_from_tinker_path(path).result(WAIT)
     return client
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import sqlite3
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tinkex.engine.messages import Cancel, DropSampler, Sample
 from tinkex.server.housekeeping import TOLD, forget_loose_samplers, keep_less
 from tinkex.server.operations import Operation
+from tinkex.server.records import OperationRow
 from tinkex.server.sampling import RunningSample
+from tinkex.server.sqlite_store import SqliteStore
+from tinkex.server.store import Finish, ForgetResults, Put
 from tinkex.server.tickets import Ticket
 from tinkex.server.world import LiveModel, LiveSampler, LiveSession
 
@@ -189,3 +196,23 @@ async def test_deleted_sampler_weights_leave_the_engine(server: Machine):
     await server.settle()
     assert not desk._versions
     assert any(isinstance(each, DropSampler) for each in server.engine.seen)
+
+
+def test_a_database_is_used_again_for_what_comes_next(tmp_path: Path):
+    async def scenario() -> list[int]:
+        store = await SqliteStore.open(tmp_path / "store")
+        sizes = []
+        for day in range(1, 7):
+            for start in range(0, 400, 100):
+                names = [f"{day}-{number}" for number in range(start, start + 100)]
+                rows = [OperationRow(name, "m", 1, "optim_step", "ann", 1.0, b"x" * 900) for name in names]
+                await store.write(*(Put(row) for row in rows))
+                await store.write(*(Finish(name, "done", day, "m", 1, b"y" * 900) for name in names))
+            await store.write(ForgetResults(day + 0.5))
+            with contextlib.closing(sqlite3.connect(tmp_path / "store" / "store.db")) as database:
+                sizes.append(database.execute("PRAGMA page_count").fetchone()[0])
+        await store.close()
+        return sizes
+
+    sizes = asyncio.run(scenario())
+    assert sizes[-1] <= 1.02 * sizes[1]
