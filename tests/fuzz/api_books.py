@@ -87,8 +87,12 @@ class Owner:
 
     def word(self) -> str:
         """A new word of this owner's."""
+        return f"mk{self.name}{self.number()}x"
+
+    def number(self) -> int:
+        """A number this owner has not used yet, from 10 on."""
         self.count += 1
-        return f"mk{self.name}{self.count}x"
+        return self.count + 9
 
 
 class Words:

@@ -17,14 +17,14 @@ async def create_sampler(m: ApiMachine, me: Owner) -> None:
     from .api_storage import pick_checkpoint
 
     session, whose = m.pick(me, "sessions")
-    number = len(me.samplers) + 10 if m.rng.random() < 0.8 else m.rng.choice((0, 1, -1, 2**40))
+    number = me.number() if m.rng.random() < 0.8 else m.rng.choice((0, 1, -1, 2**40))
     body: dict[str, Any] = {"session_id": session, "sampling_session_seq_id": number, "base_model": BASE}
     sure = m.alive(me, session) and number >= 10 and number < 2**31
     if m.rng.random() < 0.4:
         path, right = pick_checkpoint(m, me, ("sampler",))
         body |= {"model_path": path, "base_model": None}
         sure = False
-        whose = whose if right != "no" else "none"
+        whose = whose if right != "no" or number < 10 else "none"
     answer = await m.call(me, "create_sampling_session", body)
     if answer.status == 200 and number < 10:
         return

@@ -105,7 +105,7 @@ async def freeze(m: ApiMachine, me: Owner) -> None:
 
     id, whose = m.pick(me, "models", 0.05)
     model = me.models.get(id) if whose == "own" else None
-    number = len(me.samplers) + 100
+    number = me.number()
     body = {"model_id": id, "seq_id": model.next if model else 3, "sampling_session_seq_id": number}
     ticket = await operate(m, me, "save_weights_for_sampler", id, whose, body, body["seq_id"])
     if ticket and model:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import io
 import json
+import os
+import sqlite3
 import struct
 import tarfile
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,31 +19,41 @@ from typing import Any
 import pytest
 
 from tests.server.client import Client
+from tests.server.live_requests import GRAPH
 from tests.server.machine import Machine, running
 from tinkex.cli.output import CommandError
 from tinkex.cli.training_data import read_chats
 from tinkex.client.archives import unpack
 from tinkex.client.file_fetch import _sha256
 from tinkex.client.plain_tokenizer import PlainTokenizer
+from tinkex.config import Secret
 from tinkex.errors import (
     APIConnectionError,
     BadRequestError,
     DownloadError,
     InvalidArgumentError,
     ResultDecodeError,
+    TinkerError,
     TokenizerError,
 )
 from tinkex.models.facts import read_facts
+from tinkex.models.package_index import _listed
 from tinkex.net import http1_transport
 from tinkex.net.answers import error_from
+from tinkex.net.auth import _life_of
+from tinkex.net.credentials import CredentialStore, StoredKey
 from tinkex.net.transport import Request, Response
+from tinkex.server.sqlite_store import SqliteStore
+from tinkex.server.state_archive import BadArchive, read_list
+from tinkex.server.state_check import look
+from tinkex.server.store import StoreFailed
 from tinkex.types import EncodedTextChunk, TensorData
 from tinkex.wire import results
 from tinkex.wire import tinker_public_pb2 as pb
 from tinkex.wire.headers import JSON, PROTOBUF
 from tinkex.wire.passes import decode_output
 
-from . import net_targets
+from . import net_targets, state_targets
 from .file_targets import model
 
 NESTED = b'{"a":' + b"[" * 60_000
@@ -171,6 +186,55 @@ async def test_a_number_that_another_kind_of_work_has_is_not_taken_for_it(server
     )
 
 
+@pytest.mark.parametrize("turns", range(12))
+def test_a_model_whose_client_left_while_it_was_made_is_there_or_can_be_made(turns: int, tmp_path: Path):
+    """Its row was written and it was not in memory: it was there for good, and could not be used."""
+
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        body = {"session_id": await ann.session(), "model_seq_id": 0, "base_model": "tiny"}
+        left = server.open("POST", "/api/v1/create_model", Client.raw(body), ann.headers())
+        await server.turns(turns)
+        left.close()
+        await server.settle()
+        made = await ann.ok("create_model", body)
+        await ann.done(made["request_id"])
+        await ann.done(await ann.train(made["model_id"], 1))
+
+    scenario(tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_loss_whose_client_left_while_it_was_made_can_be_used(turns: int, tmp_path: Path):
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        session = await ann.session()
+        model = await ann.model(session)
+        body = {"session_id": session, "custom_loss_seq_id": 0, "name": "sum", "graph": GRAPH}
+        body["inputs"] = [{"name": "logprobs", "rank": 1}]
+        left = server.open("POST", "/api/v1/create_custom_loss", Client.raw(body), ann.headers())
+        await server.turns(turns)
+        left.close()
+        await server.settle()
+        made = await ann.done(ann.ticket(await ann("create_custom_loss", body)))
+        config = {"loss_id": made["loss_id"]}
+        await ann.done(await ann.train(model, 1, loss="custom", config=config))
+
+    scenario(tmp_path=tmp_path)
+
+
+@running(kind="sqlite")
+async def test_a_state_folder_with_a_custom_loss_is_whole(server: Machine):
+    """A loss belongs to a session and has no model: it was taken for damage, and stopped every export."""
+    ann = server.ann
+    body = {"session_id": await ann.session(), "custom_loss_seq_id": 0, "name": "sum", "graph": GRAPH}
+    body["inputs"] = [{"name": "logprobs", "rank": 1}]
+    await ann.done(ann.ticket(await ann("create_custom_loss", body)))
+    assert look(server.state, os.getpid()).damaged == []
+
+
 def test_a_token_that_is_half_a_letter_is_refused():
     with pytest.raises(InvalidArgumentError, match="tokens"):
         EncodedTextChunk(tokens=[5, "\ud800"])
@@ -250,6 +314,7 @@ def test_a_note_nested_too_deep_is_no_note(tmp_path: Path):
         ("tokenizer.json", b"\xff"),
         ("tokenizer_config.json", b"[]"),
         ("tokenizer_config.json", b'{"eos_token": {}}'),
+        ("tokenizer_config.json", b'{"eos_token": "\\ud800"}'),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
         ("tokenizer_config.json", NESTED),
         ("chat_template.jinja", b"\xfb"),
@@ -271,6 +336,68 @@ def test_conversations_that_are_no_text_are_refused(tmp_path: Path, line: bytes)
     (tmp_path / "a.jsonl").write_bytes(line)
     with pytest.raises(CommandError, match=r"UTF-8|JSON|no text"):
         read_chats(tmp_path / "a.jsonl")
+
+
+# ---- state, logins, tokens, package indexes
+
+
+def test_rows_of_odd_kinds_are_told_of_and_not_opened(tmp_path: Path):
+    (tmp_path / "store" / "bodies").mkdir(parents=True)
+    for statement, words in (
+        ("UPDATE samplers SET version = x'ff', folder = x'ff'", "never written"),
+        ("UPDATE models SET watermark = 'x'", "never written"),
+        ("UPDATE migrations SET name = x'ff'", "never written"),
+    ):
+        path = tmp_path / "store" / "store.db"
+        path.write_bytes(state_targets._databases()[0])
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute(statement)
+        problems = [text for _, text in look(tmp_path, None).rows.problems]
+        assert any(words in text for text in problems), (statement, problems)
+    with pytest.raises(StoreFailed, match="newer version"):
+        asyncio.run(SqliteStore.open(tmp_path / "store"))
+
+
+def test_a_backup_whose_list_is_no_text_is_refused():
+    with pytest.raises(BadArchive, match="list cannot be read"):
+        read_list(io.BytesIO(b'{"format": 1, "tinkex": "\xff"}'))
+
+
+@pytest.mark.parametrize("keys", [b'"k"', b"[]", b"5", b"null"])
+def test_a_login_is_kept_where_the_file_holds_something_else(tmp_path: Path, keys: bytes):
+    (tmp_path / "credentials.json").write_bytes(b'{"version": 1, "keys": %b}' % keys)
+    store = CredentialStore(tmp_path / "credentials.json")
+    assert store.default() is None
+    store.save(StoredKey("k", Secret("tml-a")))
+    held = store.default()
+    assert held is not None
+    assert held.key.reveal() == "tml-a"
+
+
+def test_a_login_file_nested_too_deep_cannot_be_read(tmp_path: Path):
+    (tmp_path / "credentials.json").write_bytes(NESTED)
+    with pytest.raises(TinkerError, match="cannot be read"):
+        CredentialStore(tmp_path / "credentials.json").default()
+
+
+@pytest.mark.parametrize(
+    "claims", [NESTED, b'{"exp": 1e999}', b'{"exp": 1%b}' % (b"0" * 400), b'{"exp": NaN}']
+)
+def test_a_token_with_odd_claims_has_the_usual_life(claims: bytes):
+    token = f"eyJ.{base64.urlsafe_b64encode(claims).decode()}.x"
+    assert _life_of(token, 2000.0) == _life_of("eyJ", 2000.0) > 0
+
+
+def test_a_package_index_with_odd_entries_has_the_others():
+    right = {"filename": "a.whl", "url": "http://127.0.0.1/a.whl"}
+    for odd in ({}, 5, None, {"filename": 1, "url": 2}, {"filename": "b"}):
+        assert list(_listed(json.dumps({"files": [odd, right]}).encode(), "json")) == [
+            ("a.whl", "http://127.0.0.1/a.whl")
+        ]
+    for page in (b"[]", b"5", b'{"files": 5}'):
+        assert list(_listed(page, "json")) == []
+    with pytest.raises(ValueError, match="nested"):
+        list(_listed(NESTED, "json"))
 
 
 # ---- the engine's files

@@ -16,7 +16,8 @@ from .running import Target, input_of, run, save, told, unlike
 from .targets import known
 
 TARGETS = {target.name: target for target in known()}
-SLOW_ONES = {"custom loss": 40, "gguf": 12, "server request": 150, "tar": 120, "chats": 60, "tokenizer": 30}
+SLOW_ONES = {"custom loss": 40, "gguf": 12, "server request": 150, "tar": 120, "chats": 60, "tokenizer": 30,
+             "state backup": 20, "state database": 20}  # fmt: skip
 """How many inputs those get that take longer than the rest."""
 FEW, MANY = 150, 6000
 

@@ -176,7 +176,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, Mapping) else token)
+    text = str(token["content"] if isinstance(token, Mapping) else token)
+    text.encode()  # half of a surrogate pair is no token
+    return text
 
 
 def _template(held: Any) -> str | dict[str, str] | None:

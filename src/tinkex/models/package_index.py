@@ -86,10 +86,11 @@ def file_address(indexes: Indexes, project: str, file: str) -> str:
         try:
             with opened(page, indexes, {"Accept": _ACCEPT}) as answer:
                 body, kind, where = answer.read(), answer.headers.get("Content-Type", ""), answer.url
+            listed = list(_listed(body, kind))
         except (OSError, ValueError) as problem:
             tried.append(f"{_shown(index)}: {_why(problem)}")
             continue
-        for name, address in _listed(body, kind):
+        for name, address in listed:
             if name == file:
                 return urllib.parse.urljoin(where or page, address)
         tried.append(f"{_shown(index)}: it does not have the file")
@@ -118,8 +119,17 @@ def opened(address: str, indexes: Indexes, headers: Mapping[str, str] | None = N
 def _listed(body: bytes, kind: str) -> Iterator[tuple[str, str]]:
     """Names and addresses of an index page, in either form."""
     if "json" in kind:
-        for entry in json.loads(body).get("files", []):
-            yield entry["filename"], entry["url"]
+        try:
+            held = json.loads(body)
+        except RecursionError:
+            raise ValueError("its page is nested too deep") from None
+        files = held.get("files") if isinstance(held, dict) else None
+        for entry in files if isinstance(files, list) else ():
+            name, address = (
+                (entry.get(key) for key in ("filename", "url")) if isinstance(entry, dict) else (0, 0)
+            )
+            if isinstance(name, str) and isinstance(address, str):
+                yield name, address
         return
     page = _Links()
     page.feed(body.decode("utf-8", "replace"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import json
 import logging
@@ -26,6 +25,7 @@ _REFRESH_LATEST = 60.0
 _RETRY_REFRESH = 60.0
 _UNTOLD_LIFE = 600.0  # of a token that does not say when it ends
 _COMMAND_KEPT = 30.0  # how long what a command printed is sent as it is
+_LAST_MOMENT = 1e12  # far beyond the year 9999
 
 Exchange = Callable[[str], Awaitable[str]]
 
@@ -35,7 +35,7 @@ def claims_of(token: str) -> dict[str, Any]:
     try:
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    except (IndexError, ValueError, binascii.Error):
+    except (IndexError, ValueError, RecursionError):
         return {}
     return claims if isinstance(claims, dict) else {}
 
@@ -158,13 +158,18 @@ class Auth:
 def _life_of(token: str, now: float) -> float:
     """The seconds a new token is good for."""
     claims = claims_of(token)
-    begins, ends = claims.get("iat"), claims.get("exp")
-    if not isinstance(ends, (int, float)):
+    begins, ends = _moment(claims.get("iat")), _moment(claims.get("exp"))
+    if ends is None:
         return _UNTOLD_LIFE
     if ends > now:
         return ends - now
     # A new token that is over already: this machine's clock is ahead of the server's.
-    return max(ends - begins, 0.0) if isinstance(begins, (int, float)) else _UNTOLD_LIFE
+    return max(ends - begins, 0.0) if begins is not None else _UNTOLD_LIFE
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since 1970, if it can be that."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _LAST_MOMENT else None
 
 
 def _seen(task: asyncio.Task[str]) -> None:

@@ -63,7 +63,7 @@ class CredentialStore:
             data = json.loads(self.path.read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise TinkerError(f"{self.path} cannot be read; mend or delete it, then log in again") from None
         return data if isinstance(data, dict) else {}
 
@@ -91,7 +91,8 @@ class CredentialStore:
             entry["note"] = key.note
         if key.details:
             entry["details"] = key.details
-        keys = {**(data.get("keys") or {}), key.id: entry}
+        held = data.get("keys")
+        keys = {**(held if isinstance(held, dict) else {}), key.id: entry}
         self._write({"version": 1, "default": key.id, "keys": keys})
 
     def remove_default(self) -> StoredKey | None:

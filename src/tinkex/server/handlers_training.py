@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 
@@ -74,17 +75,22 @@ async def create(
     operation = OperationRow(f"{row.id}:0", row.id, 0, kind, ask.owner, now, stored(ask), "json")
     note = Note(AuditRow(now, ask.owner, "model.created", row.id))
     model = service.open_model(row, session, fresh=True)
-    try:
-        work = given or await make_work(service, model, kind, ask.body, operation)
-        reach("model: before its row")
-        await service.write(Put(row), Put(operation), note)
-    except BaseException:
-        service.world.models.pop(row.id, None)
-        session.models.pop(row.id, None)
-        service.scheduler_of(model).models.pop(row.id, None)
-        raise
-    reach("model: after its row")
-    service.accept(model, operation, work)
+
+    async def write_down() -> None:
+        try:
+            work = given or await make_work(service, model, kind, ask.body, operation)
+            reach("model: before its row")
+            await service.write(Put(row), Put(operation), note)
+        except BaseException:
+            service.world.models.pop(row.id, None)
+            session.models.pop(row.id, None)
+            service.scheduler_of(model).models.pop(row.id, None)
+            raise
+        reach("model: after its row")
+        service.accept(model, operation, work)
+
+    # Seen through even if whoever asked is gone: a row without its model would be taken for a model.
+    await asyncio.shield(asyncio.ensure_future(write_down()))
     log.info("model %s of %s opened: %s, rank %d", row.id, row.owner, row.base_model, row.rank)
     return ticket_reply(operation.id, row.id)
 
@@ -394,8 +400,13 @@ async def _custom_loss(ask: Ask) -> Answer:
         result=result,
         ended=now,
     )
-    await service.write(
-        Put(LossRow(id, session.row.id, ask.owner, now, body.name, ask.raw.decode())), Put(row)
-    )
+    # Known first: whoever asked may leave while it is written, and it is there all the same.
     session.losses[id] = body
+    try:
+        await service.write(
+            Put(LossRow(id, session.row.id, ask.owner, now, body.name, ask.raw.decode())), Put(row)
+        )
+    except Problem:
+        session.losses.pop(id, None)
+        raise
     return UntypedAPIFuture(request_id=id)

@@ -216,7 +216,7 @@ def read_list(file: Readable) -> Contents:
     """The list of an archive's files."""
     try:
         contents = msgspec.json.decode(file.read(_LONGEST_LIST), type=Contents)
-    except (msgspec.MsgspecError, RecursionError) as problem:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise BadArchive(f"the archive's list cannot be read: {problem}") from None
     if contents.format != FORMAT:
         raise BadArchive(f"the archive has format {contents.format}, this version reads {FORMAT}")

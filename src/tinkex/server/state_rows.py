@@ -116,6 +116,14 @@ def plain_name(name: str) -> bool:
 def read_rows(database: sqlite3.Connection) -> Rows:
     """All that rows need, and what is wrong among the rows themselves."""
     rows = Rows()
+    try:
+        _read(database, rows)
+    except (TypeError, ValueError, AttributeError) as problem:
+        rows.problems.append((DATABASE, f"a row holds what is never written there: {problem}"))
+    return rows
+
+
+def _read(database: sqlite3.Connection, rows: Rows) -> None:
     for (text,) in database.execute("PRAGMA integrity_check(20)"):
         if text != "ok":
             rows.problems.append((DATABASE, f"SQLite finds it damaged: {text}"))
@@ -124,10 +132,10 @@ def read_rows(database: sqlite3.Connection) -> Rows:
     if unknown:
         text = f"it was written by a newer version of tinkex (it has {', '.join(unknown)})"
         rows.problems.append((DATABASE, text))
-        return rows
+        return
     missing = [name for name, _ in MIGRATIONS if name not in rows.migrations]
     if missing:
-        return rows
+        return
     wrong = _wrong_schema(database)
     if wrong:
         rows.problems.append((DATABASE, f"its tables are not ours: {wrong}"))
@@ -137,7 +145,6 @@ def read_rows(database: sqlite3.Connection) -> Rows:
     _models(database, rows)
     _samplers(database, rows)
     _operations(database, rows)
-    return rows
 
 
 def _one(database: sqlite3.Connection, statement: str) -> Any:
@@ -228,7 +235,9 @@ def _operations(database: sqlite3.Connection, rows: Rows) -> None:
         WHERE coalesce(state, 'queued') = 'queued' AND body IS NULL
     """)
     rows.problems += [(id, "it waits to be done, and its body is gone") for (id,) in waiting]
-    for id in database.execute("SELECT id FROM operations WHERE model_id NOT IN (SELECT id FROM models)"):
+    # What is a session's own (a custom loss) has no model.
+    strays = "SELECT id FROM operations WHERE model_id <> '' AND model_id NOT IN (SELECT id FROM models)"
+    for id in database.execute(strays):
         rows.problems.append((id[0], "its model is not on record"))
     odd = _one(database, "SELECT count(*) FROM outcomes WHERE n NOT IN (SELECT n FROM operations)")
     if odd:

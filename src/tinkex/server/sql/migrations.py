@@ -110,7 +110,7 @@ def migrate(database: sqlite3.Connection) -> list[str]:
     database.execute("BEGIN IMMEDIATE")
     try:
         database.execute(_CREATE_LIST)
-        done = {name for (name,) in database.execute(_LIST)}
+        done = {str(name) for (name,) in database.execute(_LIST)}
         unknown = sorted(done - {name for name, _ in MIGRATIONS})
         if unknown:
             raise StoreFailed(
