@@ -19,6 +19,7 @@ from .checkpoint_files import files_in
 from .file_pieces import Body, FilePieces, open_inside, tar_body
 from .problems import Problem
 from .service import Service
+from .state_folder import is_inside
 
 __all__ = ["ARCHIVE", "DIGESTS", "Digests", "file_reply", "file_tag", "files_page"]
 
@@ -35,6 +36,8 @@ async def files_page(service: Service, path: str, headers: Mapping[bytes, bytes]
     _, _, rest = path.partition("/files/")
     token, _, name = rest.partition("/")
     folder = service.options.state / service.downloads.folder_of(token, name)
+    if not is_inside(service.options.state, folder):
+        raise Problem(410, f"{name} is no longer here; ask for a new address")
     try:
         if name == ARCHIVE:
             body, tag, digest = *await asyncio.to_thread(_archive, folder), None

@@ -39,6 +39,7 @@ from .sample_journal import SampleJournal
 from .sampling import SamplingDesk
 from .scheduler import Scheduler
 from .signing import SignedUrls
+from .state_folder import is_inside
 from .store import Change, Finish, Put, Seen, Store, StoreFailed
 from .tickets import Bell, Tickets
 from .turns import Turns
@@ -509,7 +510,10 @@ class Service:
             self._all_written.ring()
 
     async def remove_folder(self, folder: Path) -> None:
-        """Delete files in the background of everything else."""
+        """Delete files in the background of everything else; rows that lead elsewhere delete nothing."""
+        if not is_inside(self.options.state, folder):
+            log.error("%s is not in the state folder; it is left alone", folder)
+            return
         await asyncio.to_thread(shutil.rmtree, folder, True)
 
     def heard(self, session: LiveSession) -> None:

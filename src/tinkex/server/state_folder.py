@@ -43,6 +43,11 @@ def file_name(name: str) -> str:
     return encoded.decode()
 
 
+def is_inside(state: Path, folder: Path) -> bool:
+    """Whether a folder that a row names lies below the state folder, by its name."""
+    return state in Path(os.path.normpath(folder)).parents
+
+
 class StateFolder:
     """A state folder, locked for this process until it is closed."""
 
