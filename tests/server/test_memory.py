@@ -216,3 +216,18 @@ def test_a_database_is_used_again_for_what_comes_next(tmp_path: Path):
 
     sizes = asyncio.run(scenario())
     assert sizes[-1] <= 1.02 * sizes[1]
+
+
+@running(options={"snapshot_steps": 1})
+async def test_snapshots_go_with_a_model_that_is_unloaded(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    gone, kept = await ann.model(session), await ann.model(session, 1)
+    for model in (gone, kept):
+        await ann.done(await ann.step(model, 1))
+    await server.settle()
+    places = {model: server.folders.snapshot(model, 0).parent for model in (gone, kept)}
+    assert all(place.exists() for place in places.values())
+    await ann.done((await ann.ok("unload_model", {"model_id": gone}))["request_id"])
+    await server.until(lambda: not places[gone].exists())
+    assert places[kept].exists()

@@ -371,6 +371,7 @@ class Service:
         if operation.kind == "unload_model" and not outcome.failed:
             operation.model.open = False  # the engine has let go of it
             self.drop_model(operation.model, "the model was unloaded")
+            self.spawn(self.remove_folder(self.folders.snapshot(operation.model.id, 0).parent))
 
     def _saved(self, model: LiveModel, outcome: Outcome) -> None:
         """A checkpoint is there; the files of one it took the place of go."""
