@@ -134,6 +134,7 @@ def test_no_key_at_all_is_no_network_problem(server: Command):
     done = server("run", "list")
     assert done.code == 1
     assert "No credential was found" in done.err
+    assert "TINKER_BASE_URL=local" in done.err
     assert "tinkex auth login" in done.err
     assert done.err.count("\n") == 1
 

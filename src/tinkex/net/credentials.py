@@ -17,7 +17,8 @@ __all__ = ["CredentialStore", "StoredKey", "find_credential", "is_jwt", "run_com
 
 _HOW = (
     "Set TINKER_API_KEY, pass api_key=…, set TINKER_CREDENTIAL_CMD, or run `tinkex auth login`; "
-    "a server of your own prints its key when it starts (`tinkex serve`)."
+    "a server of your own prints its key when it starts (`tinkex serve`), "
+    "and TINKER_BASE_URL=local starts one on this machine that needs none."
 )
 _COMMAND_SECONDS = 60
 
