@@ -7,9 +7,18 @@ from .running import Target
 
 def known() -> list[Target]:
     """Every target, in order."""
-    from . import engine_targets, file_targets, net_targets, server_targets, state_targets, wire_targets
+    from . import (
+        engine_targets,
+        file_targets,
+        http_targets,
+        net_targets,
+        server_targets,
+        state_targets,
+        wire_targets,
+    )
 
     rooms = (
-        wire_targets, net_targets, server_targets, file_targets, state_targets, engine_targets,
+        wire_targets, net_targets, http_targets, server_targets, file_targets, state_targets,
+        engine_targets,
     )  # fmt: skip
     return [target for room in rooms for target in room.TARGETS]

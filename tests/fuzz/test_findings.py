@@ -42,6 +42,7 @@ from tinkex.net import http1_transport
 from tinkex.net.answers import error_from
 from tinkex.net.auth import _life_of
 from tinkex.net.credentials import CredentialStore, StoredKey
+from tinkex.net.sse import SseDecoder
 from tinkex.net.transport import Request, Response
 from tinkex.server.sqlite_store import SqliteStore
 from tinkex.server.state_archive import BadArchive, read_list
@@ -241,6 +242,14 @@ def test_a_token_that_is_half_a_letter_is_refused():
 
 
 # ---- what a server may answer
+
+
+def test_an_event_of_empty_lines_is_not_endless():
+    decoder = SseDecoder(1000)
+    with pytest.raises(ValueError, match="longer than 1000"):
+        for _ in range(20):
+            decoder.feed(b"data:\n" * 100)
+    assert SseDecoder(10).feed(b"data: 0123456789\n\n")[0].data == "0123456789"
 
 
 def test_an_interim_answer_before_the_end_is_no_answer():

@@ -72,8 +72,8 @@ class SseDecoder:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-            self._size += len(value)
-            self._check(self._size)
+            self._size += len(value) + 1  # the line break counts: empty lines would be free
+            self._check(self._size - 1)
         elif name == "event":
             self._event = value
         elif name == "id" and "\0" not in value:
