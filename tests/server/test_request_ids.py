@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from tinkex.engine.messages import OptimStep
+from tinkex.engine.messages import OptimStep, Train
 from tinkex.server.asks import HANDLERS
 from tinkex.server.assembly import pages
+from tinkex.wire.headers import PROTOBUF
 
 from .machine import Machine, running
 
@@ -71,6 +72,18 @@ async def test_work_that_failed_is_told_with_the_request_it_came_with(server: Ma
     await ann.result(f"{model}:1")
     (line,) = (record for record in caplog.records if "out of luck" in record.getMessage())
     assert line.getMessage() == f"operation {model}:1 (optim_step) of request the-step failed: out of luck"
+
+
+@running()
+async def test_a_joined_pass_is_told_with_its_operations_when_debugging(server: Machine, caplog):
+    caplog.set_level(logging.DEBUG, "tinkex.server")
+    ann = server.ann
+    model = await ann.model()
+    (body,) = ann.train_body(model, 1)
+    await ann("forward_backward", body, headers={"X-Request-ID": "the-pass", "content-type": PROTOBUF})
+    await ann.done(f"{model}:1")
+    (told,) = (each for each in server.engine.seen if isinstance(each, Train))
+    assert f"pass {told.request_id}: {model}:1 of request the-pass" in caplog.text
 
 
 @running(pages=pages())

@@ -210,8 +210,12 @@ class Scheduler:
             parts = tuple(
                 operation.work.part for operation in passes if isinstance(operation.work, PassWork)
             )
+            name = room.next_name()
+            if log.isEnabledFor(logging.DEBUG):  # the engine's lines call the joined pass by this name
+                who = ", ".join(f"{each.id} of request {each.asked_by or '-'}" for each in passes)
+                log.debug("pass %s: %s", name, who)
             self._training = room.tell(
-                Train(room.epoch, room.next_name(), parts), lambda answer: self._trained(passes, answer)
+                Train(room.epoch, name, parts), lambda answer: self._trained(passes, answer)
             )
             self._snapshot_large(passes, after)
         for operation in after:
