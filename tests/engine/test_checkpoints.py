@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_one(base, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("no space left")
 
-    monkeypatch.setattr("tinkex.engine.checkpoints.save_file", full)
+    monkeypatch.setattr("tinkex.engine.tensor_files.save_file", full)
     with pytest.raises(OSError, match="no space"):
         save_state(tmp_path / "s", TrainState(filled_adapter(base, 4, seed=9)))
     assert torch.equal(load_state(tmp_path / "s", base).adapter.master.flat, state.adapter.master.flat)

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from .adamw import AdamState
 from .adapters import Adapter, LoraLayout, LoraTensors
@@ -27,6 +26,7 @@ from .base_model import BaseModel
 from .durable import make_folders, sync, sync_all
 from .faults import ServerFault, UserFault
 from .kill_points import reach
+from .tensor_files import DISK_ERRORS, write_tensors
 from .trainer import TrainState
 
 FILE = "adapter.safetensors"
@@ -121,7 +121,7 @@ def _write(folder: Path, adapter: Adapter, tensors: dict[str, torch.Tensor], **f
     with fresh_folder(folder) as place:
         path = place / FILE
         reach("folder: before it is written")
-        save_file(held, path, metadata=facts)
+        write_tensors(path, held, facts)
         return path.stat().st_size
 
 
@@ -144,6 +144,8 @@ def _read(folder: Path, base: BaseModel) -> tuple[Adapter, dict[str, torch.Tenso
             facts: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno in DISK_ERRORS:
+            raise  # the disk may answer again
         raise ServerFault(f"the checkpoint at {folder} cannot be read: {problem}") from None
     if "checksum" in facts and facts["checksum"] != _checksum(tensors, facts):
         raise ServerFault(
@@ -193,20 +195,31 @@ class fresh_folder:  # noqa: N801
 
     def __enter__(self) -> Path:
         shutil.rmtree(self.aside, ignore_errors=True)
-        make_folders(self.aside)
+        try:
+            make_folders(self.aside)
+        except BaseException:
+            shutil.rmtree(self.aside, ignore_errors=True)
+            raise
         return self.aside
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is not None:
             shutil.rmtree(self.aside, ignore_errors=True)
             return
-        reach("folder: before it is synced")
-        sync_all(self.aside)
         old = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.old")
-        if self.folder.exists():
-            self.folder.rename(old)
-        reach("folder: before it is renamed")
-        self.aside.rename(self.folder)
-        reach("folder: after it is renamed")
-        sync(self.folder.parent)
+        try:
+            reach("folder: before it is synced")
+            sync_all(self.aside)
+            if self.folder.exists():
+                self.folder.rename(old)
+            reach("folder: before it is renamed")
+            self.aside.rename(self.folder)
+            reach("folder: after it is renamed")
+            sync(self.folder.parent)
+        except BaseException:
+            if old.exists() and not self.folder.exists():
+                old.rename(self.folder)
+            shutil.rmtree(self.aside, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+            raise
         shutil.rmtree(old, ignore_errors=True)

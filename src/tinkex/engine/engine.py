@@ -35,6 +35,7 @@ from .operations import Operations, Work, read_sampler
 from .sampler import Sampler, SamplerOptions
 from .sampler_weights import SamplerWeights
 from .stopping import Detokenise
+from .tensor_files import in_words
 from .time_share import TimeShare
 from .trainer import Trainer
 
@@ -231,8 +232,9 @@ class Engine:
         return [] if answer is None else [answer]
 
     def _failed(self, name: str, error: Exception) -> Failed:
-        if isinstance(error, EngineFault):
-            return Failed(self.epoch, name, error.category, str(error))
+        fault = in_words(error) or error
+        if isinstance(fault, EngineFault):
+            return Failed(self.epoch, name, fault.category, str(fault))
         log.error("request %s failed", name, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()

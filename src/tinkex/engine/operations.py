@@ -41,6 +41,7 @@ from .messages import (
 from .peft_format import CONFIG, export_peft, import_peft
 from .pool import AdapterPool
 from .sampler_weights import SamplerWeights
+from .tensor_files import in_words
 from .trainer import Trainer, TrainState
 
 Work = Generator[None, None, Answer | None]
@@ -184,8 +185,11 @@ class Operations:
                 self.weights.wait()
                 size = copied.save(message.path)
             except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                return Failed(self.epoch, message.request_id, "server", text)
+                fault = in_words(error)
+                category, text = (
+                    ("disk", str(fault)) if fault else ("server", f"{type(error).__name__}: {error}")
+                )
+                return Failed(self.epoch, message.request_id, category, text)
             return self._done(message.request_id, path=message.path, bytes=size, step=steps)
 
         self.later.begin(message.model, copied.nbytes, write)

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from .adapters import Adapter, LoraSite
 from .base_model import BaseModel
 from .checkpoints import fresh_folder, layout_of
 from .faults import UserFault
 from .model_folder import refuse_pickles
+from .tensor_files import write_tensors
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -51,7 +52,7 @@ def export_peft(folder: str | Path, adapter: Adapter, *, base_name: str | None =
         contiguous = {
             name: x.cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()
         }
-        save_file(contiguous, place / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(place / WEIGHTS, contiguous, {"format": "pt"})
         (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return sum(path.stat().st_size for path in place.iterdir())
 

@@ -6,6 +6,7 @@ Whatever is asked for comes back as it was. The pool knows nothing of what its i
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from .faults import ServerFault
+
+log = logging.getLogger(__name__)
 
 
 class Movable(Protocol):
@@ -124,15 +127,20 @@ class AdapterPool(Generic[Item]):
             for name in [name for name in items if name not in keep]:
                 if used <= bound:
                     break
-                item = items.pop(name)
-                used -= item.nbytes()
+                item = items[name]
                 if below[tier] == "host":
                     item.move("cpu")
                     self._tiers["host"][name] = item
                 else:
                     assert self.write is not None
-                    self.write(self._path(name), item)
+                    try:
+                        self.write(self._path(name), item)
+                    except OSError as problem:
+                        log.error("%s stays in memory, the disk does not take it: %s", name, problem)
+                        break
                     self._disk.add(name)
+                used -= item.nbytes()
+                del items[name]
             if tier == "device" and used > bound and len(keep) > 1:
                 raise ServerFault(f"{len(keep)} adapters together need {used} bytes > {bound}")
 

@@ -195,10 +195,13 @@ class SamplerWeights:
                 entry.writing.result()
 
     def wait(self) -> None:
-        """Wait for background writes, however they end."""
+        """Wait for background writes; one that failed is tried again, and raises if it fails again."""
         for entry in list(self._versions.values()):
-            if entry.writing is not None:
-                entry.writing.exception()
+            writing = entry.writing
+            if writing is None or writing.exception() is None or self.folder is None:
+                continue
+            if entry.ephemeral_of and entry.adapter is not None:
+                self._write_later(entry, self.folder / entry.version).result()
 
     def close(self) -> None:
         """Finish background writes and stop their thread."""
@@ -218,7 +221,7 @@ class SamplerWeights:
             self._write_later(entry, own)
         self.drop_stale()
 
-    def _write_later(self, entry: Frozen, path: Path) -> None:
+    def _write_later(self, entry: Frozen, path: Path) -> Future[None]:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="sampler-weights")
         adapter = entry.adapter
@@ -234,7 +237,8 @@ class SamplerWeights:
             with self._lock:
                 entry.path = path
 
-        entry.writing = self._writer.submit(write)
+        writing = entry.writing = self._writer.submit(write)
+        return writing
 
     def _touch(self, entry: Frozen) -> None:
         entry.used = self._clock()

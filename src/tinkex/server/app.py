@@ -18,6 +18,7 @@ from ..wire.jsonbody import encode
 from ..wire.routes import PREFIX, ROUTES, Route
 from ..wire.routing import find_route, methods_of
 from .asks import HANDLERS, JSON_TYPE, Ask, Reply
+from .disk import disk_problem
 from .door import identify
 from .metrics_page import METRICS_PAGE
 from .problems import Problem
@@ -96,10 +97,14 @@ class App:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            log.error("request failed (%s) %s %s", name, scope["method"], _shown(scope), exc_info=error)
-            reply = refusal(
-                Problem(500, f"the server made a mistake ({type(error).__name__}); its log has {name}")
-            )
+            passing = disk_problem(error)
+            if passing is None:
+                log.error("request failed (%s) %s %s", name, scope["method"], _shown(scope), exc_info=error)
+                text = f"the server made a mistake ({type(error).__name__}); its log has {name}"
+                passing = Problem(500, text)
+            else:
+                log.error("request put off (%s) %s %s: %s", name, scope["method"], _shown(scope), error)
+            reply = refusal(passing)
         seconds = perf_counter() - began
         metrics.answered(scope.get("route", NO_ROUTE), reply.status, seconds)
         if log.isEnabledFor(logging.DEBUG):

@@ -109,7 +109,8 @@ class EngineRoom:
                 await link.start()
             except Exception as problem:
                 self._watchdog.end()
-                self.reason = f"the engine cannot start: {str(problem).partition(chr(10))[0]}"
+                why = str(problem).partition("\n")[0].replace(str(self.folder), self.folder.name)
+                self.reason = f"the engine cannot start: {why}"
                 known = isinstance(problem, EngineStartFailed)
                 text = "the engine cannot start: %s; trying again in %.0f s"
                 log.error(text, problem, pause, exc_info=None if known else problem)

@@ -99,13 +99,15 @@ class Exports:
 
     async def _ask_engine(self, row: CheckpointRow, place: Path) -> None:
         service = self._service
-        check_room(service.options.state)
+        check_room(service.options)
         room = service.rooms[service.facts_of(row.base_model).folder]
         source = str(service.options.state / row.folder)
         message = ExportSaved(room.epoch, room.next_name(), source, str(place), row.base_model)
         try:
             await room.call(message)
-        except Failure:
+        except Failure as failure:
+            if failure.category == "disk":
+                raise Problem(503, failure.text, headers={"retry-after": "30"}) from None
             if room.up and room.epoch == message.epoch:
                 raise
             reason = room.reason or "the engine was started again"

@@ -35,7 +35,7 @@ async def _copied(ask: Ask) -> str:
         return str(json.loads(known))
     source = await find_checkpoint(service, body.source_path, _lender(ask, body), "source_path")
     made = await _destination(ask, body, source)
-    check_room(service.options.state)
+    check_room(service.options)
     try:
         await copy_folder(service.options.state / source.folder, service.options.state / made.folder)
     except FileNotFoundError:

@@ -50,6 +50,8 @@ async def _retrieve(ask: Ask) -> Answer:
 def _reason(ask: Ask, ticket: Ticket) -> str:
     """Why it takes so long, for people."""
     service = ask.service
+    if service.trouble.at("store"):
+        return service.trouble.at("store")
     model = service.world.models.get(ticket.id.rpartition(":")[0])
     if model is not None:
         return service.scheduler_of(model).queue_reason(model)

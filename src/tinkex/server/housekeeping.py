@@ -46,6 +46,7 @@ class Every:
 def housekeepers() -> list[Job]:
     """Everything there is to look after; each is called again and again, and may fail by itself."""
     return [
+        look_at_the_store,
         expire_sessions,
         expire_checkpoints,
         flush_usage,
@@ -54,6 +55,12 @@ def housekeepers() -> list[Job]:
         Every(60, forget_results),
         Every(300, forget_downloads),
     ]
+
+
+async def look_at_the_store(service: Service) -> None:
+    """See whether a store that could not write can now, also when nobody has anything to write."""
+    if service.trouble.at("store"):
+        await service.probe()
 
 
 async def expire_sessions(service: Service) -> None:

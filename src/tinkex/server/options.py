@@ -144,6 +144,10 @@ class ServerOptions:
     """A model is snapshotted at least every so many optimizer steps."""
     snapshot_bytes: int = 256 << 20
     """And when the operations since the last snapshot hold so many bytes."""
+    min_free_bytes: int | None = None
+    """Bytes of the disk that are kept free: below it nothing large is begun; by default 256 MiB, and a
+    hundredth of a disk larger than 25 GiB, up to 4 GiB.
+    """
     log_level: str = "info"
     """How much is logged: debug, info, warning, error."""
     log_format: str = "text"

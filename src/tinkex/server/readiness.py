@@ -18,10 +18,16 @@ READY_PAGE = "readyz"
 async def ready_page(service: Service, path: str, headers: Mapping[bytes, bytes], query: bytes) -> Reply:
     """200 when every engine is up, else 503; it needs no key and names nothing.
 
-    `failing`: an engine could not start, and is tried again.
+    `failing`: an engine could not start, and is tried again. `paused`: the disk cannot be written. Both
+    with the reason.
     """
-    up = sum(room.up for room in service.rooms.values())
-    waiting = "failing" if any(room.state == "down" for room in service.rooms.values()) else "starting"
-    status = "stopping" if service.draining else "ready" if service.ready else waiting
-    facts = {"status": status, "engines": len(service.rooms), "engines_up": up}
+    rooms = service.rooms.values()
+    down = [room.reason for room in rooms if room.state == "down"]
+    paused = "paused" if service.trouble.text else "ready"
+    waiting = "failing" if down else "starting"
+    status = "stopping" if service.draining else paused if service.ready else waiting
+    facts = {"status": status, "engines": len(rooms), "engines_up": sum(room.up for room in rooms)}
+    reason = "; ".join(dict.fromkeys(down)) if status == "failing" else service.trouble.text
+    if reason:
+        facts["reason"] = reason
     return json_reply(facts, 200 if status == "ready" else 503)

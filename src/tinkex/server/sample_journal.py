@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterable
@@ -34,12 +35,14 @@ class SampleJournal:
         self._ids: dict[str, None] = {}
         self._lines = 0
         self._file: int | None = None
+        self._closed = True
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def open(self) -> list[str]:
         """Begin to write; the ids that an earlier process left behind."""
+        self._closed = False
         with contextlib.suppress(FileNotFoundError):
             # The last line may have been cut off in the middle.
             for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
@@ -47,7 +50,10 @@ class SampleJournal:
                     self._ids[line[1:]] = None
                 else:
                     self._ids.pop(line[1:], None)
-        self._rewrite()
+        try:
+            self._rewrite()
+        except OSError as problem:
+            log.error("the journal of samples cannot be written: %s; it is tried again", problem)
         return list(self._ids)
 
     def add(self, id: str) -> None:
@@ -86,31 +92,50 @@ class SampleJournal:
 
     def close(self) -> None:
         """Write no more."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            os.close(file)
+            with contextlib.suppress(OSError):
+                os.close(file)
 
     def _write(self, text: str, lines: int) -> None:
-        if self._file is None:
+        if self._closed:
             return
         self._lines += lines
         self._written += 1
         try:
-            if self._lines > 2 * len(self._ids) + _SPARE:
+            # After a line that was not written, or only in part, the file is written anew as a whole.
+            if self._file is None or self._lines > 2 * len(self._ids) + _SPARE:
                 self._rewrite()
-            else:
-                os.write(self._file, text.encode("utf-8", "replace"))
+            elif not _write_all(self._file, text):
+                self._let_go()
+                self._rewrite()
         except OSError as problem:
             log.error("the journal of samples cannot be written: %s", problem)
+            self._let_go()
 
     def _rewrite(self) -> None:
         new = self.path.with_suffix(".new")
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        os.write(file, "".join(f"+{id}\n" for id in self._ids).encode("utf-8", "replace"))
-        if self._sync:
-            os.fsync(file)
-        os.replace(new, self.path)
-        if self._sync:
-            sync(self.path.parent)
-        self.close()
+        try:
+            if not _write_all(file, "".join(f"+{id}\n" for id in self._ids)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._sync:
+                os.fsync(file)
+            os.replace(new, self.path)
+            if self._sync:
+                sync(self.path.parent)
+        except BaseException:
+            os.close(file)
+            raise
+        self._let_go()
         self._file, self._lines = file, len(self._ids)
+
+
+def _write_all(file: int, text: str) -> bool:
+    """Write a text; whether all of it was taken."""
+    data = text.encode("utf-8", "replace")
+    return os.write(file, data) == len(data)

@@ -284,6 +284,7 @@ class SamplingDesk:
 
     def _fail(self, sample: RunningSample, text: str, category: str) -> None:
         self._let_go(sample)
+        category = "user" if category == "user" else "server"
         self._metrics.samples[category] += 1
         level = logging.DEBUG if category == "user" else logging.ERROR
         log.log(level, "sample %s of request %s failed: %s", sample.id, sample.asked_by or "-", text)

@@ -26,9 +26,10 @@ from ..engine.messages import (
     TrainDone,
     Unload,
 )
+from .disk import short_of_room
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
-from .recovery import recover, snapshots_in
+from .recovery import Unreadable, recover, snapshots_in
 from .store import Change, ForgetBodies, Put, StoreFailed
 from .world import LiveModel
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 JOINED_TOKENS = {"cpu": 8192}
 DEFAULT_JOINED_TOKENS = 65536
+LONGEST_PAUSE = 30.0
+"""Seconds after which a full disk is looked at again."""
+DISK = "disk"
+"""What engines call failures that pass when the disk can be written again."""
 MOST_DEATHS = 5
 """An engine that dies so often over one operation, or over restoring one model, is spared it."""
 _LOST = (
@@ -105,7 +110,8 @@ class Scheduler:
     def look(self, model: LiveModel) -> None:
         """See whether a model has something to do, or waits for a number that does not come."""
         if model.line.head() is not None:
-            if model.open and model.id not in self._ready:
+            free = model.open and not model.paused and model.writing is None
+            if free and model.id not in self._ready:
                 self._ready[model.id] = model
             self.kick()
         self._watch(model)
@@ -136,6 +142,8 @@ class Scheduler:
         """Why a model's operations wait, for people; empty: they do not wait for anything special."""
         if not self.room.up:
             return self.room.reason
+        if model.paused:
+            return model.paused
         if not model.open:
             return "the model is being restored after a restart"
         missing = model.line.missing
@@ -166,6 +174,9 @@ class Scheduler:
             taken = False
             while self._suspect is None and (operation := model.line.head()) is not None:
                 work = operation.work
+                if work.saves is not None and (short := short_of_room(self.service.options)):
+                    self.pause(model, short)
+                    break
                 if isinstance(work, PassWork):
                     if after and after[-1].model is model:
                         break
@@ -183,13 +194,16 @@ class Scheduler:
                     self._suspect = operation
                 self._under_way.setdefault(model.id, []).append(operation)
                 model.under_way += 1
-                if isinstance(work, UnloadWork):
+                if work.saves is not None:
+                    model.writing = operation
+                    self._ready.pop(model.id, None)
+                if isinstance(work, UnloadWork) or work.saves is not None:
                     break
             left = room_left
             if model.line.head() is None:
                 self._ready.pop(model.id, None)
                 self._watch(model)
-            elif taken:
+            elif taken and model.id in self._ready:
                 self._ready.move_to_end(model.id)
         self._tell(passes, after)
 
@@ -200,7 +214,7 @@ class Scheduler:
         """
         models = list(self._ready.values())
         suspects = [model for model in models if (head := model.line.head()) is not None and head.deaths]
-        if suspects and not all(model.open for model in self.models.values()):
+        if suspects and not all(model.open or model.paused for model in self.models.values()):
             return [model for model in models if model not in suspects]
         return suspects[:1] or models
 
@@ -252,12 +266,45 @@ class Scheduler:
         if isinstance(answer, Failed):
             if answer.epoch < 0:
                 return
-            self._end(operation, _failed(answer))
+            if answer.category == DISK and operation.model.writing is operation:
+                self._do_again(operation, answer.text)
+            else:
+                self._end(operation, _failed(answer))
             return
         assert isinstance(answer, Done)
         work = operation.work
         assert not isinstance(work, PassWork)
         self._end(operation, work.done(answer, operation.model.row, self.service.clock.time()))
+
+    # ---- waiting for the disk
+
+    def pause(self, model: LiveModel, reason: str) -> None:
+        """Let a model wait for the disk: longer from time to time, until it can go on."""
+        seconds = min(LONGEST_PAUSE, float(1 << min(model.pauses, 10)))
+        log.error("model %s waits: %s; trying again in %.0f s", model.id, reason, seconds)
+        model.paused, model.pauses = reason, model.pauses + 1
+        self.service.trouble.begins(model.id, reason)
+        self._ready.pop(model.id, None)
+        self.service.clock.call_later(seconds, lambda: self._go_on(model))
+
+    def _go_on(self, model: LiveModel) -> None:
+        model.paused = ""
+        if self.models.get(model.id) is not model:
+            self.service.trouble.ends(model.id)
+        elif model.open:
+            self.look(model)
+        else:
+            self._recover()
+
+    def _do_again(self, operation: Operation, reason: str) -> None:
+        """A save for which the disk had no room goes back to the head of its line."""
+        model = operation.model
+        if self.models.get(model.id) is not model:  # it was unloaded meanwhile
+            self._end(operation, Outcome(error=reason, category="server"))
+            return
+        self._leave(operation)
+        model.line.put_back(operation.seq, operation)
+        self.pause(model, reason)
 
     # ---- endings
 
@@ -266,20 +313,28 @@ class Scheduler:
         self._count(operation, outcome)
         if model.known_upto is not None and operation.seq > model.known_upto:
             model.known_upto = None  # its client goes on where the store ends
+        if model.writing is operation:
+            model.pauses = 0
+            self.service.trouble.ends(model.id)
+        self._leave(operation)
+        self._ended.append((operation, outcome))
+        self._write_soon()
+
+    def _leave(self, operation: Operation) -> None:
+        """The engine is through with an operation."""
+        model, loop = operation.model, asyncio.get_running_loop()
         if operation is self._suspect:
             self._suspect = None
-            asyncio.get_running_loop().call_soon(self.kick)
+            loop.call_soon(self.kick)
+        if model.writing is operation:
+            model.writing = None
+            loop.call_soon(self.look, model)
         waiting = self._under_way.get(model.id)
-        if waiting and waiting[0] is operation:
-            waiting.pop(0)
-            model.under_way -= 1
-        elif waiting and operation in waiting:
+        if waiting and operation in waiting:
             waiting.remove(operation)
             model.under_way -= 1
         if not waiting:
             self._under_way.pop(model.id, None)
-        self._ended.append((operation, outcome))
-        self._write_soon()
 
     def _count(self, operation: Operation, outcome: Outcome) -> None:
         begun, now = operation.begun, self.service.clock.monotonic()
@@ -353,6 +408,7 @@ class Scheduler:
             if isinstance(answer, Failed):
                 if answer.epoch >= 0:
                     log.error("model %s could not be snapshotted: %s", model.id, answer.text)
+                    self._snapshot_later(model)
                 return
             old, row.snapshot = row.snapshot, seq
             self._snapshots.append((model, old, seq))
@@ -361,6 +417,22 @@ class Scheduler:
         name = room.next_name()
         message = SaveState(room.epoch, name, model.id, str(folder), True, True, background=True)
         self.saving += room.tell(message, saved)
+
+    def _snapshot_later(self, model: LiveModel) -> None:
+        """Try again to write a snapshot: without one, what is replayed grows and grows."""
+        if not model.snapshot_due:
+            model.snapshot_due = True
+            self.service.clock.call_later(LONGEST_PAUSE, lambda: self._snapshot_now(model))
+
+    def _snapshot_now(self, model: LiveModel) -> None:
+        model.snapshot_due = False
+        if self.models.get(model.id) is not model:
+            return
+        told = model.line.next - 1  # everything before the next in line has been told to the engine
+        if not model.open or not self.room.up:
+            self._snapshot_later(model)
+        elif told > model.row.snapshot:
+            self._snapshot(model, told)
 
     # ---- the engine's comings and goings
 
@@ -376,7 +448,7 @@ class Scheduler:
         if self._restoring is not None:
             self._restoring.deaths += 1
         for model in self.models.values():
-            model.open = False
+            model.open, model.writing = False, None
             back = self._under_way.pop(model.id, [])
             model.under_way = 0
             for operation in reversed(back):
@@ -398,7 +470,8 @@ class Scheduler:
     async def _bring_back(self) -> None:
         while self.room.up:
             epoch = self.room.epoch
-            model = next((each for each in self.models.values() if not each.open), None)
+            closed = (each for each in self.models.values() if not each.open and not each.paused)
+            model = next(closed, None)
             if model is None:
                 self.kick()
                 return
@@ -411,9 +484,9 @@ class Scheduler:
             self._restoring = model
             try:
                 trouble = await recover(self.service, self.room, model)
-            except StoreFailed as problem:
-                log.error("the store cannot be read: %s; trying again", problem)
-                await self.service.clock.sleep(1.0)
+            except (StoreFailed, Unreadable) as problem:
+                if self.room.epoch == epoch:
+                    self.pause(model, f"the model cannot be restored yet: {problem}")
                 continue
             finally:
                 self._restoring = None
@@ -425,10 +498,12 @@ class Scheduler:
             if trouble:
                 await self.service.corrupt(model, trouble)
                 continue
-            model.open, model.deaths = True, 0
+            model.open, model.deaths, model.pauses = True, 0, 0
+            self.service.trouble.ends(model.id)
             self.restored(model.id)
             self.look(model)
 
 
 def _failed(answer: Failed | PartFailure) -> Outcome:
-    return Outcome(error=answer.text, category=answer.category)
+    category = "server" if answer.category == DISK else answer.category
+    return Outcome(error=answer.text, category=category)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from .base_models import BaseFacts, Catalogue
 from .boots import forget_boot, note_boot
 from .checkpoint_files import discard
 from .clock import Clock, SystemClock
+from .disk import Trouble
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
 from .leftovers import Sweeper
@@ -113,6 +115,8 @@ class Service:
         self.wrong_keys = WrongKeys()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
+        self.trouble = Trouble()
+        """What cannot be written now."""
         self.exports = Exports(self)
         self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
@@ -401,13 +405,14 @@ class Service:
 
     async def corrupt(self, model: LiveModel, trouble: str) -> None:
         """A model cannot be trusted any more: say so, and fail what it has in line."""
-        trouble = f"{trouble}; {await advice(self, model)}"
+        trouble = f"{trouble}; {await advice(self, model)}".replace(f"{self.options.state}{os.sep}", "")
         log.error("model %s is corrupted: %s", model.id, trouble)
         model.row.state, model.row.note = "corrupted", trouble
         self.world.models.pop(model.id, None)
         model.session.models.pop(model.id, None)
         scheduler = self.scheduler_of(model)
         scheduler.models.pop(model.id, None)
+        self.trouble.ends(model.id)
         scheduler.restored(model.id)
         scheduler.room.tell(Unload(scheduler.room.epoch, scheduler.room.next_name(), model.id))
         ended = [
@@ -432,12 +437,22 @@ class Service:
 
     # ---- writing
 
+    async def _write(self, *changes: Change) -> None:
+        """Write changes, or note why that cannot be."""
+        try:
+            await self.store.write(*changes)
+        except StoreFailed as problem:
+            if problem.again:
+                self.trouble.begins("store", f"the server cannot write: {problem}")
+            raise
+        self.trouble.ends("store")
+
     async def keep(self, *changes: Change) -> None:
         """Write changes, trying again for as long as the store cannot."""
         pause = 0.5
         while True:
             try:
-                await self.store.write(*changes)
+                await self._write(*changes)
                 return
             except StoreFailed as problem:
                 if not problem.again or self.stopping:
@@ -446,12 +461,17 @@ class Service:
                 await self.clock.sleep(pause)
                 pause = min(pause * 2, 10.0)
 
+    async def probe(self) -> None:
+        """Write what changes nothing, to see whether the store can write."""
+        with contextlib.suppress(StoreFailed):
+            await self._write(Seen("", 0.0))
+
     async def put_down(self, operation: Operation, row: OperationRow) -> None:
         """Write down an operation that is in line; until that is done, `unwritten` has it."""
         self.unwritten[row.id] = Bell()
         try:
             try:
-                await self.store.write(Put(row))
+                await self._write(Put(row))
             except StoreFailed as problem:
                 await self._put_down_later(operation, row, problem)
         finally:
@@ -477,7 +497,7 @@ class Service:
                         error=ticket.error, category=category, ended=ticket.ended,
                     )  # fmt: skip
                 try:
-                    await self.store.write(Put(row))
+                    await self._write(Put(row))
                     return
                 except StoreFailed as again:
                     problem = again
@@ -487,7 +507,7 @@ class Service:
     async def write(self, *changes: Change) -> None:
         """Write what a request asks for; a client whose request cannot be written is told to come again."""
         try:
-            await self.store.write(*changes)
+            await self._write(*changes)
         except StoreFailed as problem:
             if not problem.again:
                 raise Problem(400, f"the request cannot be stored: {problem}") from None

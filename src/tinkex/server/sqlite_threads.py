@@ -53,7 +53,8 @@ def in_words(error: BaseException, doing: str) -> StoreFailed:
         again = not isinstance(error, _ROWS_AT_FAULT)
     else:
         again = isinstance(error, OSError)
-    failed = StoreFailed(f"the store could not {doing}: {error or type(error).__name__}", again=again)
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    failed = StoreFailed(f"the store could not {doing}: {said}", again=again)
     failed.__cause__ = error
     return failed
 

@@ -144,8 +144,9 @@ def _take_lock(folder: Path) -> int:
             raise StateInUse(
                 f"{folder} is in use by {who}: stop that server or choose another state folder"
             )
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
     except BaseException:
         os.close(file)
         raise

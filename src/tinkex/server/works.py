@@ -255,7 +255,7 @@ async def _checkpoint(
             raise Problem(
                 400, f"your checkpoints take {used} bytes, the limit is {limit}; delete some first"
             )
-        check_room(service.options.state)
+        check_room(service.options)
     try:
         folder = service.folders.checkpoint(model.id, kind, name, row.seq)
     except ValueError as problem:

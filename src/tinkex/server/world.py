@@ -66,6 +66,14 @@ class LiveModel:
     """The missing number a timer is out for."""
     known_upto: int | None = None
     """The last number that is known, where a machine that went down may have taken higher ones along."""
+    paused: str = ""
+    """Why it waits for the disk, if it does."""
+    pauses: int = 0
+    """How often in a row it had to."""
+    writing: Operation | None = None
+    """The save the engine has: what comes after it waits, should it have to be done again."""
+    snapshot_due: bool = False
+    """Whether a timer is out for a snapshot that could not be written."""
     unloading: str | None = None
     """The operation that is going to unload it."""
 

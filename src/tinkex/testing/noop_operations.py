@@ -87,6 +87,7 @@ class NoopOperations:
         self.epoch, self.context, self.max_rank, self.folder = epoch, context, max_rank, folder
         self.models: dict[str, NoopModel] = {}
         self.versions: dict[str, NoopModel] = {}
+        self._unwritten: dict[Path, NoopModel] = {}
         self._handlers: dict[type, Callable[[Any], Answer]] = {
             CreateAdapter: self._create,
             LoadState: self._load,
@@ -108,6 +109,9 @@ class NoopOperations:
             return self._handlers[type(message)](message)
         except Refused as refusal:
             return Failed(self.epoch, message.request_id, "user", str(refusal))
+        except OSError as error:
+            text = f"the server's disk cannot be written: {error.strerror}"
+            return Failed(self.epoch, message.request_id, "disk", text)
         except Exception as error:
             return Failed(self.epoch, message.request_id, "server", f"{type(error).__name__}: {error}")
 
@@ -186,6 +190,10 @@ class NoopOperations:
 
     def _save(self, message: SaveState) -> Answer:
         model = self._model(message.model)
+        while self._unwritten:
+            place, frozen = next(iter(self._unwritten.items()))
+            _write(place, frozen)
+            del self._unwritten[place]
         kept = model if message.with_gradient else replace(model, gradient="")
         if not message.with_optimizer:
             kept = replace(kept, steps=0)
@@ -195,12 +203,16 @@ class NoopOperations:
     def _save_sampler(self, message: SaveSampler) -> Answer:
         model = replace(self._model(message.model), gradient="", steps=0)
         path = None if message.path is None else Path(message.path)
-        if path is None and self.folder is not None:
-            path = self.folder / "sampler" / model.version
         if path is not None:
             _write(path, model)
+        elif self.folder is not None:
+            path = self.folder / "sampler" / model.version
+            try:
+                _write(path, model)
+            except OSError:  # they stay in memory, and are written before the next snapshot
+                self._unwritten[path] = model
         self.versions[model.version] = model
-        size = {"bytes": (path / FILE).stat().st_size} if message.path and path else {}
+        size = {"bytes": (path / FILE).stat().st_size} if message.path and path is not None else {}
         where = None if path is None else str(path)
         return self._done(message, version=model.version, path=where, **size)
 
