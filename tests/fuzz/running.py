@@ -21,7 +21,9 @@ from types import FrameType
 from .mutation import Mutate, damaged
 
 SECONDS = 2.0
-"""How long one input may take."""
+"""How long one input may compute: time of this process, however busy the machine is."""
+WAITING = 60.0
+"""How long it may take in all: then it waits for something that does not come."""
 GROWTH = 96 << 20
 """Bytes by which one input may raise the most memory the process ever had."""
 ROOM = 3 << 30
@@ -112,16 +114,18 @@ def run(
 
 def _watched(target: Target, data: bytes) -> tuple[str, str]:
     before = _peak()
-    began = time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WAITING)
     try:
         what, where = _outcome(target, data)
     except TooLong as late:
         return f"took more than {SECONDS} s", _place(late)
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
     if not what or what == "refused":
-        took, grown = time.perf_counter() - began, _peak() - before
+        took, grown = time.process_time() - began, _peak() - before
         if took > SECONDS:
             return f"took {took:.1f} s", "read"
         if grown > GROWTH:
@@ -156,12 +160,14 @@ def _alarm() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -246,9 +246,10 @@ def test_a_token_that_is_half_a_letter_is_refused():
 
 def test_an_event_of_empty_lines_is_not_endless():
     decoder = SseDecoder(1000)
+    for _ in range(9):
+        assert decoder.feed(b"data:\n" * 100) == []
     with pytest.raises(ValueError, match="longer than 1000"):
-        for _ in range(20):
-            decoder.feed(b"data:\n" * 100)
+        decoder.feed(b"data:\n" * 200)
     assert SseDecoder(10).feed(b"data: 0123456789\n\n")[0].data == "0123456789"
 
 

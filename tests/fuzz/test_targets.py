@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -94,6 +95,12 @@ def test_what_takes_too_long_or_too_much_is_found(monkeypatch: pytest.MonkeyPatc
     held: list[bytes] = []
     slow = Target("slow", lambda: [b"stop"], endless, (Exception,), lambda rng, corpus: b"go")
     assert run(slow, 5, most_findings=1).findings[0].what.startswith("took more than")
+    monkeypatch.setattr("tests.fuzz.running.WAITING", 0.05)
+    stuck = threading.Event()
+    idle = Target(
+        "idle", lambda: [b""], lambda data: data and stuck.wait(), (Exception,), lambda rng, corpus: b"x"
+    )
+    assert run(idle, 5, most_findings=1).findings[0].what.startswith("took more than")
     large = Target(
         "large",
         lambda: [b""],
@@ -101,7 +108,7 @@ def test_what_takes_too_long_or_too_much_is_found(monkeypatch: pytest.MonkeyPatc
         (),
         lambda rng, corpus: bytes(400),
     )
-    monkeypatch.setattr("tests.fuzz.running.SECONDS", 60.0)
+    monkeypatch.undo()
     assert "MiB" in run(large, 3, most_findings=1).findings[0].what
     huge = Target("huge", lambda: [b""], lambda data: bytes(len(data) << 33), (), lambda rng, corpus: b"x")
     assert run(huge, 1).findings[0].what.startswith("MemoryError")
