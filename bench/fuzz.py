@@ -6,7 +6,7 @@
 Each decoder gets valid inputs that were changed: bits, lengths, numbers, nesting, repetition, text. It must
 answer a value or raise an error it is documented to raise, within two seconds of computing and without
 taking memory. Anything else is a finding, told with the seed and number that make its input again (`--only
-NAME --seed N --at NUMBER` runs that one alone and shows where it fails). `--only` takes beginnings of names.
+NAME --seed N --at NUMBER` runs that one alone and shows where it fails). `--only` takes names' beginnings.
 """
 
 from __future__ import annotations
