@@ -221,3 +221,29 @@ def test_no_json_breaks_a_route(text: str, tmp_path: Path):
             json.loads(answer.body)
 
     scenario(tmp_path=tmp_path)
+
+
+# ---- packed bodies
+
+
+@running()
+async def test_bombs_inside_bombs_stay_packed(server: Machine):
+    import zstandard
+
+    packed = zstandard.ZstdCompressor().compress
+    inner = packed(bytes(64 << 20))
+    frame = packed(b'{"session_id":"x"}')
+    skippable = b"\x50\x2a\x4d\x18" + (1 << 20).to_bytes(4, "little") + bytes(1 << 20)
+    for body, encoding, status in (
+        (packed(inner), "zstd", 422),  # unpacked once, and what is inside is no JSON
+        (frame * 10_000, "zstd", 422),
+        (skippable + frame, "zstd", 422),
+        (frame + skippable, "zstd", 422),
+        (packed(inner), "zstd, zstd", 415),
+        (b"\x1f\x8b\x08\x00", "gzip", 415),
+        (b"x", "deflate", 415),
+        (b"x", "br", 415),
+        (frame, "zstd", 404),
+    ):
+        answer = await server.ann("session_heartbeat", body, headers={"content-encoding": encoding})
+        assert answer.status == status, (encoding, body[:10], str(answer)[:200])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
 
@@ -12,10 +13,20 @@ from tests.server.rig import MODEL, Rig, served
 from tests.server.test_http_server import Echo, ask, run, serving
 from tinkex.server.app import GUARDED_PAGES, OPEN_ROUTES
 from tinkex.server.assembly import pages
+from tinkex.server.listening import is_loopback, listen
+from tinkex.server.options import ServerOptions
 from tinkex.wire.routes import ROUTES
 
 OPEN_PAGES = {"", "docs", "openapi.json", "readyz"}
 SIGNED_PAGES = {"files"}
+
+
+def test_a_server_listens_to_this_machine_alone_unless_told():
+    assert ServerOptions((), Path("x")).host == "127.0.0.1"
+    with contextlib.closing(listen(ServerOptions((), Path("x")).host, 0)) as here:
+        assert is_loopback(here)
+    with contextlib.closing(listen("0.0.0.0", 0)) as everywhere:
+        assert not is_loopback(everywhere)
 
 
 def test_what_is_open_is_written_down():
