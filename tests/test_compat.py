@@ -214,9 +214,9 @@ def test_a_foreign_future_can_be_awaited():
     assert wrapped.future() is foreign
 
     async def wait() -> int:
-        threading.Timer(0.01, foreign.set_result, [5]).start()
         with pytest.raises(TimeoutError):
             await wrapped.result_async(0.0)
+        threading.Timer(0.01, foreign.set_result, [5]).start()
         return await wrapped
 
     assert asyncio.run(wait()) == 5
