@@ -97,6 +97,8 @@ def pytest_runtest_makereport(
     text = report.longreprtext + "".join(content for _, content in report.sections)
     if item.config.stash[SCAN].in_text(text):
         report.sections = []
+        if hasattr(report, "wasxfail"):  # a known defect of the official SDK, shown by a test
+            item.stash[LEAKED] = True
         if not item.stash.get(LEAKED, False):  # what was captured in one phase is in those after it too
             item.stash[LEAKED] = True
             report.outcome = "failed"
