@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tinkex.server import state_check
 from tinkex.server.records import CheckpointRow, ModelRow, SessionRow
 from tinkex.server.state_check import NoState, check, check_and_fix
 from tinkex.server.state_folder import StateFolder, holder
+from tinkex.server.state_weights import wrong_weights
 from tinkex.server.store import Delete, Put
 
 from .made_states import CHECKPOINT, RUN, SAMPLER, SNAPSHOT, changed, make_state, put_weights, weights
@@ -77,6 +80,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a checkpoint is gone": (lambda s: shutil.rmtree(s / CHECKPOINT), CHECKPOINT, "has no weights here"),
     "a checkpoint is cut off": (
         lambda s: cut(s / CHECKPOINT / "adapter.safetensors"), CHECKPOINT, "were saved",
+    ),
+    "an unnamed sampler is cut off": (
+        lambda s: cut(s / SAMPLER / "adapter.safetensors"),
+        f"{SAMPLER}/adapter.safetensors",
+        "its header says",
     ),
     "a snapshot is gone": (lambda s: shutil.rmtree(s / SNAPSHOT), SNAPSHOT, "after operation 2 has no"),
     "a snapshot is cut off": (
@@ -318,3 +326,55 @@ def test_what_moves_while_it_is_looked_at_is_not_accused(state: Path):
             going.set()
             writer.join()
     assert check(state).clean
+
+
+# ---- weights against their checksums
+
+
+def checked_weights() -> bytes:
+    """A file as the engine writes one."""
+    numbers = {"weights": b"\x01\x02\x03\x04" * 4, "exp_avg": b"\x05\x06" * 3}
+    tensors = {
+        "weights": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+        "exp_avg": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]},
+    }
+    facts = {"format": "1", "rank": "4"}
+    found = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
+    for name, about in (
+        ("exp_avg", b"exp_avg torch.bfloat16 [3]"),
+        ("weights", b"weights torch.float32 [2, 2]"),
+    ):
+        found = zlib.crc32(numbers[name], zlib.crc32(about, found))
+    header = json.dumps({"__metadata__": {**facts, "checksum": f"{found:08x}"}, **tensors}).encode()
+    return len(header).to_bytes(8, "little") + header + numbers["weights"] + numbers["exp_avg"]
+
+
+def test_one_wrong_bit_in_weights_is_found_unless_it_is_a_quick_look(state: Path):
+    path = state / SNAPSHOT / "adapter.safetensors"
+    whole = checked_weights()
+    path.write_bytes(whole)
+    assert check(state).clean
+    for place in (-1, -10, whole.index(b'"rank": "4"') + 9):
+        bad = bytearray(whole)
+        bad[place] ^= 1
+        path.write_bytes(bad)
+        (found,) = check(state).findings
+        assert found.text.endswith("its numbers are not those that were saved")
+        assert check(state, quick=True).clean
+
+
+def test_checksums_are_the_engine_s(tmp_path: Path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tinkex.engine.base_model import BaseModel
+    from tinkex.engine.checkpoints import FILE, save_sampler
+    from tinkex.testing import make_tiny_model
+
+    base = BaseModel.load(make_tiny_model(tmp_path / "model"), device="cpu")
+    save_sampler(tmp_path / "saved", base.new_adapter(rank=2, seed=1))
+    path = tmp_path / "saved" / FILE
+    assert wrong_weights(path) == ""
+    bad = bytearray(path.read_bytes())
+    bad[-1] ^= 1
+    path.write_bytes(bad)
+    assert wrong_weights(path) != ""

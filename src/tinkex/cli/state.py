@@ -47,6 +47,11 @@ def register(parser: Parser) -> None:
     checking.add_argument(
         "--fix", action="store_true", help="remove what is left over; only while no server runs"
     )
+    checking.add_argument(
+        "--quick",
+        action="store_true",
+        help="look at sizes, do not read all weights to hold them against checksums",
+    )
     checking.command(
         _check, _CHECKED, examples="tinkex state check\ntinkex state check /var/lib/tinkex --fix"
     )
@@ -92,7 +97,7 @@ def _counts(rows: Rows) -> str:
 def _check(arguments: argparse.Namespace, out: Output) -> int:
     from ..server.state_check import check, check_and_fix
 
-    report = (check_and_fix if arguments.fix else check)(_folder(arguments))
+    report = (check_and_fix if arguments.fix else check)(_folder(arguments), quick=arguments.quick)
     findings = [each._asdict() for each in report.findings]
     if out.mode == "json":
         out.document(

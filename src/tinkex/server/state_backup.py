@@ -79,7 +79,7 @@ def _hold(folder: Path, held: Path) -> Rows:
     in_use = holder(folder) is not None
     for _ in range(TRIES if in_use else 1):
         rows = _hold_once(folder, held, in_use)
-        report = look(held, None)
+        report = look(held, None, quick=True)
         if not report.damaged:
             for each in report.findings:
                 remove(held, each.place)

@@ -52,28 +52,28 @@ class Report:
         return [each for each in self.findings if each.kind == "damage"]
 
 
-def check(folder: Path) -> Report:
-    """Look at a state folder, without changing anything."""
+def check(folder: Path, *, quick: bool = False) -> Report:
+    """Look at a state folder, without changing anything; quickly, the numbers of weights are not read."""
     folder = existing(folder)
     server = holder(folder)
-    report = look(folder, server)
+    report = look(folder, server, quick=quick)
     for _ in range(LOOKS):
         if server is None or not report.findings:
             break
         time.sleep(PAUSE)
         before = {(each.kind, each.place) for each in report.findings}
         server = holder(folder)
-        report = look(folder, server)
+        report = look(folder, server, quick=quick)
         report.findings = [each for each in report.findings if (each.kind, each.place) in before]
     return report
 
 
-def check_and_fix(folder: Path) -> Report:
+def check_and_fix(folder: Path, *, quick: bool = False) -> Report:
     """Look, and remove what is left over; only where no server has the folder."""
     folder = existing(folder)
     try:
         with StateFolder(folder):
-            report = look(folder, None)
+            report = look(folder, None, quick=quick)
             for each in [each for each in report.findings if each.kind == "leftover"]:
                 if remove(folder, each.place):
                     report.removed.append(each.place)
@@ -90,7 +90,7 @@ def existing(folder: Path) -> Path:
     return folder.absolute()
 
 
-def look(folder: Path, server: int | None) -> Report:
+def look(folder: Path, server: int | None, *, quick: bool = False) -> Report:
     """Look once; a server that runs may be in the middle of something."""
     report = Report(folder, server)
     in_use = server is not None
@@ -103,7 +103,7 @@ def look(folder: Path, server: int | None) -> Report:
             report.findings = [*access(folder), Finding("damage", DATABASE, f"SQLite: {problem}")]
             return report
     rows = report.rows
-    report.findings += [*access(folder), *damage(folder, rows)]
+    report.findings += [*access(folder), *damage(folder, rows, quick=quick)]
     if path.is_file() and rows.counts:  # else nobody knows what is needed
         report.findings += leftovers(folder, rows, in_use=in_use)
     elif path.is_file() and not rows.problems:

@@ -66,7 +66,7 @@ def compact(folder: Path, now: float, *, older_than: float) -> Compacted:
 
 def _compact(folder: Path, now: float, older_than: float) -> Compacted:
     done = Compacted(size_on_disk(folder))
-    report = look(folder, None)
+    report = look(folder, None, quick=True)
     if report.damaged:
         first = report.damaged[0]
         raise NoState(f"{folder} is damaged: {first.place}: {first.text}; see `tinkex state check`")
@@ -79,7 +79,7 @@ def _compact(folder: Path, now: float, older_than: float) -> Compacted:
         database.execute("COMMIT")
         database.execute("VACUUM")
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    for each in look(folder, None).findings:
+    for each in look(folder, None, quick=True).findings:
         if each.kind == "leftover" and remove(folder, each.place):
             done.leftovers += 1
     done.after = size_on_disk(folder)

@@ -25,6 +25,7 @@ from .places import KEY_FILE, TOKEN_SECRET
 from .signing import DOWNLOAD_SECRET
 from .state_folder import ROOMS
 from .state_rows import DATABASE, Body, Needed, Rows
+from .state_weights import wrong_weights
 from .traces import TRACES
 
 __all__ = ["Finding", "access", "damage", "leftovers", "strangers"]
@@ -32,8 +33,6 @@ __all__ = ["Finding", "access", "damage", "leftovers", "strangers"]
 Kind: TypeAlias = Literal["damage", "leftover", "access"]
 STATES = "states"
 """Where in its folder an engine keeps models that do not fit into memory; the next one starts afresh."""
-_WEIGHTS = "adapter.safetensors"
-_LONGEST_HEADER = 100 << 20
 _SINGLE = frozenset({"lock", KEY_FILE, "keys.lock", TOKEN_SECRET, DOWNLOAD_SECRET, "samples.log", BOOT})
 _BESIDE = frozenset({*ROOMS, EXPORTS, TRACES, "local"})
 _DATABASE_FILES = frozenset({"store.db", "store.db-wal", "store.db-shm", "store.db-journal"})
@@ -50,15 +49,21 @@ class Finding(NamedTuple):
 # ---- what is needed and not there, or not right
 
 
-def damage(state: Path, rows: Rows) -> Iterator[Finding]:
-    """What a row needs and does not find."""
+def damage(state: Path, rows: Rows, *, quick: bool = False) -> Iterator[Finding]:
+    """What a row needs and does not find; quickly, only sizes and forms of weights are looked at."""
     for place, text in rows.problems:
         yield Finding("damage", place, text)
     seen: set[str] = set()
     for needed in rows.needed:
         if needed.folder not in seen or needed.size is not None:
             seen.add(needed.folder)
-            yield from _wrong_folder(state, needed)
+            yield from _wrong_folder(state, needed, quick)
+    for room in (state / "engine").glob(f"*/{SAMPLERS}"):
+        for version in rows.samplers:
+            place = room / version
+            if place.is_dir():
+                needed = Needed(str(place.relative_to(state)), f"unnamed sampler weights {version}")
+                yield from _wrong_folder(state, needed, quick)
     for body in rows.bodies:
         text = _wrong_body(state / "store" / "bodies" / body.name, body)
         if text:
@@ -70,7 +75,7 @@ def damage(state: Path, rows: Rows) -> Iterator[Finding]:
         yield Finding("damage", KEY_FILE, str(problem))
 
 
-def _wrong_folder(state: Path, needed: Needed) -> Iterator[Finding]:
+def _wrong_folder(state: Path, needed: Needed, quick: bool) -> Iterator[Finding]:
     folder = state / needed.folder
     files = files_in(folder) if folder.is_dir() and not folder.is_symlink() else {}
     weights = [name for name in files if name.endswith(".safetensors")]
@@ -82,26 +87,9 @@ def _wrong_folder(state: Path, needed: Needed) -> Iterator[Finding]:
         yield Finding("damage", needed.folder, text)
         return
     for name in weights:
-        text = wrong_safetensors(folder / name)
+        text = wrong_weights(folder / name, quick=quick)
         if text:
             yield Finding("damage", f"{needed.folder}/{name}", f"{needed.by}: {text}")
-
-
-def wrong_safetensors(path: Path) -> str:
-    """What is wrong with the form of a safetensors file; its numbers are not read."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        whole = os.fstat(file.fileno()).st_size
-        if not 2 <= length <= min(_LONGEST_HEADER, whole - 8):
-            return "the file is cut off"
-        try:
-            header = json.loads(file.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-            end = max(ends, default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return "the file's header cannot be read"
-    right = 8 + length + end
-    return "" if whole == right else f"the file has {whole} bytes, its header says {right}"
 
 
 def _wrong_body(path: Path, body: Body) -> str:
