@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from tinkex.server.downloads import _range, _tags
 from tinkex.server.http_server import Protocol, configure
 from tinkex.server.options import ServerOptions
 
 from .file_targets import place
-from .mutation import changed
+from .mutation import changed, damaged
 from .net_targets import loop
 from .running import Target
 
@@ -132,4 +133,30 @@ def _joined(rng: Random, corpus: Sequence[bytes]) -> bytes:
     return changed(rng, several, corpus)
 
 
-TARGETS = [Target("http request", _requests, _read, (), _joined, 0.7)]
+# ---- parts of files
+
+_TAG, _SIZE = '"tag"', 43
+
+
+def _range_of(data: bytes) -> object:
+    """What a client asks for is inside the file, beyond its end, or all of it."""
+    name, _, value = data.partition(b": ")
+    headers = {b"range": b"bytes=5-9", b"if-range": _TAG.encode(), name: value}
+    found = _range(headers, _TAG, _SIZE)
+    if found is not None:
+        first, last = found
+        assert first >= 0, found
+        assert last < _SIZE, found
+    _tags(headers.get(b"if-none-match"))
+    return found
+
+
+def _ranges() -> list[bytes]:
+    asked = (b"bytes=0-3", b"bytes=-5", b"bytes=40-", b"bytes=0-0,5-6", b"bytes=7-3", b"bytes=-0")
+    return [*(b"range: " + each for each in asked), b'if-range: "tag"', b'if-none-match: "a", W/"tag"']
+
+
+TARGETS = [
+    Target("http request", _requests, _read, (), _joined, 0.7),
+    Target("range", _ranges, _range_of, (), damaged, 1),
+]
