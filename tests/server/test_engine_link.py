@@ -1,14 +1,9 @@
-"""Links to engines: real children with a tiny model, children that misbehave, engines in threads."""
+"""Links to engines: real children with a tiny model, and engines in threads."""
 
 import asyncio
-import contextlib
-import importlib.util
-import logging
 import os
-import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,19 +12,14 @@ import numpy as np
 import pytest
 import uvloop
 
-from tinkex.engine import child
-from tinkex.engine.codec import Frames, encode
 from tinkex.engine.host import Host
 from tinkex.engine.messages import (
     AskStats,
     CreateAdapter,
     Datum,
-    Done,
-    Failed,
     OptimStep,
     PartFailure,
     PartResult,
-    Ready,
     Sample,
     SampleAccepted,
     SampleDone,
@@ -37,77 +27,15 @@ from tinkex.engine.messages import (
     SaveSampler,
     SaveState,
     ScoreOptions,
-    Start,
     Stats,
     TokenStep,
-    Train,
     TrainDone,
-    TrainPart,
 )
-from tinkex.server import engine_link
 from tinkex.server.child_process import child_environment
 from tinkex.server.engine_link import EngineSpec, EngineStartFailed, LinkClosed, ProcessLink, ThreadLink
 from tinkex.testing import NoopEngine, make_tiny_model
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and pidfds")
-LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-
-
-class Told:
-    """What a link told, and waiting for more of it."""
-
-    def __init__(self):
-        self.answers, self.lost = [], []
-        self._news = asyncio.Event()
-
-    def deliver(self, answer):
-        self.answers.append(answer)
-        self._news.set()
-
-    def gone(self, reason):
-        self.lost.append(reason)
-        self._news.set()
-
-    async def until(self, condition):
-        async with asyncio.timeout(60):
-            while not (found := condition()):
-                self._news.clear()
-                await self._news.wait()
-        return found
-
-    async def answer(self, name):
-        """The last answer to a request."""
-        return await self.until(
-            lambda: next(
-                (
-                    a
-                    for a in self.answers
-                    if not isinstance(a, (TokenStep, SampleAccepted)) and a.request_id == name
-                ),
-                None,
-            )
-        )
-
-
-def datum(length=24, seed=0):
-    tokens = np.random.default_rng(seed).integers(0, 256, length + 1)
-    return Datum(tokens[:-1], {"target_tokens": tokens[1:], "weights": np.ones(length, np.float32)})
-
-
-def passing(name, *data):
-    return Train(7, name, (TrainPart("m", data or (datum(),), "cross_entropy"),))
-
-
-def no_process(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-# ---- a real child
+from .engine_links import LOOPS, Told, linux, needs_torch, no_process, passing
 
 
 class Room:
@@ -343,304 +271,6 @@ def test_a_child_goes_when_its_server_is_killed(tmp_path):
         ended.register(handle, select.POLLIN)
         assert ended.poll(60_000), "the child is still there"
         os.close(handle)
-
-
-# ---- children that misbehave
-
-ODD = """
-import socket, sys, time, os
-import numpy as np
-from tinkex.engine.codec import encode
-from tinkex.engine.messages import AskStats, Ready, Stats
-
-wire = socket.socket(fileno=int(sys.argv[1]))
-wire.recv(1 << 20)
-"""
-READY = "wire.sendall(encode(Ready(7, {}, np.array([1]))))\n"
-ANSWER = "wire.sendall(encode(Stats(7, 'a', {})))\n"
-MISDEEDS = {
-    "garbage": (
-        READY + ANSWER + "wire.sendall(b'x' * 100)\ntime.sleep(600)",
-        r"what is no message \(not a message.*killed by SIGKILL",
-    ),
-    "half a message": (
-        READY + "wire.sendall(encode(Stats(7, 'a', {}))[:20])\nos._exit(9)",
-        "engine 7 ended with exit code 9",
-    ),
-    "crash": (
-        READY + "wire.recv(1 << 20)\nraise RuntimeError('boom')",
-        r"(?s)ended with exit code 1.*RuntimeError: boom",
-    ),
-    "silent end": (READY + "os._exit(0)", "ended with exit code 0"),
-    "closed wire": (READY + "wire.close()\ntime.sleep(600)", "killed by SIGKILL"),
-}
-FALSE_STARTS = {
-    "crash": ("raise RuntimeError('no luck')", r"(?s)ended with exit code 1.*RuntimeError: no luck"),
-    "garbage": ("wire.sendall(b'x' * 100)\ntime.sleep(600)", "no message"),
-}
-
-
-@pytest.fixture
-def odd(tmp_path, monkeypatch):
-    """Have links start a module with this code in place of an engine."""
-
-    def prepare(code):
-        (tmp_path / "odd_child.py").write_text(ODD + code)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setattr(engine_link, "CHILD", "odd_child")
-        monkeypatch.setattr(engine_link, "GRACE", 0.3)
-        return EngineSpec(tmp_path)
-
-    return prepare
-
-
-@LOOPS
-@pytest.mark.parametrize("misdeed", MISDEEDS)
-def test_a_child_that_misbehaves_is_ended_and_told(odd, run, misdeed):
-    code, text = MISDEEDS[misdeed]
-
-    async def main():
-        told = Told()
-        link = ProcessLink(odd(code), 7, told.deliver, told.gone)
-        await link.start()
-        with contextlib.suppress(LinkClosed):
-            link.submit(AskStats(7, "a"))
-        await told.until(lambda: told.lost)
-        assert no_process(link.pid)
-        assert len(told.answers) == code.count("Stats(7, 'a', {})))\n")
-        await link.close()
-        assert len(told.lost) == 1
-        return told.lost[0]
-
-    assert re.search(text, run(main()))
-
-
-@LOOPS
-@pytest.mark.parametrize("misdeed", FALSE_STARTS)
-def test_a_child_that_never_gets_ready_fails_to_start(odd, run, misdeed):
-    code, text = FALSE_STARTS[misdeed]
-
-    async def main():
-        told = Told()
-        link = ProcessLink(odd(code), 7, told.deliver, told.gone)
-        with pytest.raises(EngineStartFailed, match=text):
-            await link.start()
-        assert no_process(link.pid)
-        assert told.lost == []
-
-    run(main())
-
-
-@LOOPS
-def test_closing_twice_at_once_waits_for_the_same_end(odd, run, tmp_path, monkeypatch):
-    code = READY + "wire.recv(1)\nopen(sys.argv[0] + '.done', 'w').close()"
-    spec = odd(code)
-    monkeypatch.setattr(engine_link, "GRACE", 60.0)
-
-    async def main():
-        link = ProcessLink(spec, 7, print, print)
-        await link.start()
-        await asyncio.gather(link.close(), link.close())
-        await link.close()
-
-    run(main())
-    assert (tmp_path / "odd_child.py.done").exists(), "it was killed before it could end by itself"
-
-
-@LOOPS
-def test_a_child_that_does_not_end_is_killed(odd, run):
-    async def main():
-        told = Told()
-        link = ProcessLink(odd(READY + "time.sleep(600)"), 7, told.deliver, told.gone)
-        await link.start()
-        await asyncio.gather(link.close(), link.close())
-        assert no_process(link.pid)
-        assert told.lost == []
-
-    run(main())
-
-
-@LOOPS
-def test_a_start_that_is_cancelled_leaves_no_process(odd, run):
-    async def main():
-        link = ProcessLink(odd("time.sleep(600)"), 7, print, print)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await link.start()
-        assert no_process(link.pid)
-        other = ProcessLink(odd("time.sleep(600)"), 7, print, print)
-        starting = asyncio.create_task(other.start())
-        await asyncio.sleep(0)
-        await other.close()
-        with pytest.raises(EngineStartFailed, match="killed by SIGKILL"):
-            await starting
-
-    run(main())
-
-
-@LOOPS
-def test_what_a_child_logs_is_passed_on(odd, run, caplog):
-    caplog.set_level(logging.DEBUG, "tinkex.server.child_process")
-    code = READY + "print('WARNING a.b: careful')\nprint('plain', 'x' * 20000, flush=True)\nwire.recv(1)"
-
-    async def main():
-        link = ProcessLink(odd(code), 7, print, print)
-        await link.start()
-        await link.close()
-
-    run(main())
-    (level, first), (next_level, second), *_ = [(r.levelname, r.getMessage()) for r in caplog.records]
-    assert (level, first) == ("WARNING", "engine 7: a.b: careful")
-    assert next_level == "WARNING", "a traceback is as important as what it belongs to"
-    assert second.startswith("engine 7: plain xxx")
-    assert max(map(len, caplog.messages)) < 9000
-
-
-def test_a_delivery_that_fails_does_not_stop_the_others(odd, caplog):
-    async def main():
-        told = Told()
-
-        def deliver(answer):
-            told.deliver(answer)
-            if len(told.answers) == 1:
-                raise ValueError("cannot take it")
-
-        link = ProcessLink(odd(READY + "wire.recv(1)\n" + ANSWER * 3), 7, deliver, told.gone)
-        await link.start()
-        link.submit(AskStats(7, "a"))
-        await told.until(lambda: len(told.answers) == 3)
-        await link.close()
-
-    asyncio.run(main())
-    assert "cannot take it" in caplog.text
-
-
-def test_secrets_are_left_out_of_an_environment():
-    given = {
-        "TINKER_API_KEY": "1",
-        "HF_TOKEN": "1",
-        "AWS_SECRET_ACCESS_KEY": "1",
-        "db_password": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "MONKEY": "1",
-    }
-    kept = child_environment(given)
-    kept.pop("PYTHONPATH", None)
-    assert sorted(kept) == ["CUDA_VISIBLE_DEVICES", "MONKEY", "TOKENIZERS_PARALLELISM"]
-
-
-# ---- the child's own loop, without a model
-
-
-class Serving:
-    """`serve` with an engine that computes nothing, in a thread, and the server's end of its wire."""
-
-    def __init__(self, engine=None):
-        self.engine = engine or NoopEngine(7)
-        self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(60)
-        self.code = None
-        self.thread = threading.Thread(target=self._run, args=(child.Wire(theirs), theirs))
-        self.frames = Frames()
-        self.thread.start()
-        self.ready = self.read(1)[0]
-
-    def _run(self, wire, end):
-        self.code = child.serve(self.engine, wire)
-        end.close()
-
-    def read(self, count):
-        found = []
-        while len(found) < count:
-            found += self.frames.filled(self.socket.recv_into(self.frames.space()))
-        return found
-
-    def end(self):
-        self.thread.join(60)
-        self.socket.close()
-        return self.code
-
-
-def test_a_child_answers_until_its_wire_is_closed():
-    serving = Serving()
-    assert isinstance(serving.ready, Ready)
-    serving.socket.sendall(encode(CreateAdapter(7, "c", "m", 4)) + encode(passing("t", datum(8000))))
-    created, trained = serving.read(2)
-    assert isinstance(created, Done)
-    assert trained.parts[0].outputs[0]["logprobs"].shape == (8000,)
-    serving.socket.shutdown(socket.SHUT_WR)
-    assert serving.end() == 0
-
-
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", encode(Stats(7, "s", {}))], ids=["bytes", "answer"]
-)
-def test_a_child_ends_when_it_is_sent_no_request(data, caplog):
-    serving = Serving()
-    serving.socket.sendall(data)
-    assert serving.end() == child.BAD_MESSAGE
-    assert "what arrived is no message" in caplog.text
-
-
-def test_a_child_ends_when_its_engine_breaks(caplog):
-    serving = Serving()
-    serving.engine.break_down("a bug")
-    serving.socket.sendall(encode(CreateAdapter(7, "c", "m", 4)))
-    assert serving.end() == child.BROKEN
-    assert "a bug" in caplog.text
-
-
-def test_a_server_that_vanishes_ends_the_child_in_the_middle_of_an_answer():
-    engine = NoopEngine(7, vocab=100_000)
-    serving = Serving(engine)
-    scores = ScoreOptions(topk_prompt=5000)
-    serving.socket.sendall(
-        encode(Sample(7, "x", "", np.arange(2000), 1, SamplingParams(max_tokens=1), scores))
-    )
-    serving.socket.recv(1)
-    serving.socket.close()
-    assert serving.end() == 0
-
-
-def test_an_answer_that_cannot_be_written_fails_its_request_alone(monkeypatch):
-    engine = NoopEngine(7)
-    monkeypatch.setattr(engine, "figures", lambda: {"a": object()})
-    serving = Serving(engine)
-    serving.socket.sendall(encode(AskStats(7, "s")) + encode(CreateAdapter(7, "c", "m", 4)))
-    answers = {answer.request_id: answer for answer in serving.read(2)}
-    assert isinstance(answers["s"], Failed)
-    assert "cannot be sent" in answers["s"].text
-    assert isinstance(answers["c"], Done)
-    serving.socket.close()
-    assert serving.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (b"", 0),
-        (b"x" * 64, child.BAD_MESSAGE),
-        (encode(AskStats(7, "early")), child.BAD_MESSAGE),
-        (encode(Start(7, "nowhere")), child.NOT_STARTED),
-    ],
-    ids=["nothing", "garbage", "no start", "no model"],
-)
-def test_exit_codes_of_a_child_that_does_not_start(data, code, tmp_path):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tinkex.engine.child", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=tmp_path,
-            env=child_environment(os.environ),
-            stderr=subprocess.PIPE,
-        )
-        theirs.close()
-        ours.sendall(data)
-        ours.shutdown(socket.SHUT_WR)
-        process.communicate(timeout=120)
-        assert process.returncode == code
 
 
 # ---- an engine in a thread
