@@ -64,6 +64,18 @@ async def test_open_pages_tell_nothing_of_owners_and_places(rig: Rig):
 
 
 @served
+async def test_why_it_is_not_ready_is_told_without_places(rig: Rig):
+    (room,) = rig.service.rooms.values()
+    room.state = "down"
+    for place in ("/home/op/models/tiny/config.json", "C:\\\\Users\\\\op\\\\tiny", "/srv/a/b", "'/x/y z'"):
+        room.reason = f"the engine cannot start: {place}: no such file, see {place}, or {place}"
+        got = await rig.ask("GET", "/readyz", key=None)
+        assert got.status == 503
+        assert "the engine cannot start" in got.json["reason"]
+        assert not re.search(r"home|Users|srv|/x/|op\b", got.body.decode()), got.body
+
+
+@served
 async def test_files_need_an_address_that_was_signed(rig: Rig):
     for path in ("/files", "/files/", "/files/x", "/files/x/archive.tar", "/files/a.b.c/keys.json",
                  "/files/ffffffff.Li4.AAAA/keys.json"):  # fmt: skip

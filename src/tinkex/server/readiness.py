@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["READY_PAGE", "ready_page"]
 
 READY_PAGE = "readyz"
+LONGEST_REASON = 300
+_PLACE = re.compile(r"(?:[A-Za-z]:)?[/\\][^\s:;,'\"]*[/\\](?=[^\s:;,'\"/\\])")
+"""A folder of this machine; the name of what lies in it is left."""
 
 
 async def ready_page(service: Service, path: str, headers: Mapping[bytes, bytes], query: bytes) -> Reply:
@@ -29,5 +33,5 @@ async def ready_page(service: Service, path: str, headers: Mapping[bytes, bytes]
     facts = {"status": status, "engines": len(rooms), "engines_up": sum(room.up for room in rooms)}
     reason = "; ".join(dict.fromkeys(down)) if status == "failing" else service.trouble.text
     if reason:
-        facts["reason"] = reason
+        facts["reason"] = _PLACE.sub("…", reason)[:LONGEST_REASON]
     return json_reply(facts, 200 if status == "ready" else 503)
