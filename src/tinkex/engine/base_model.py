@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .adapters import Adapter, LoraLayout
-from .decoder import Decoder, DecoderPass
+from .decoder import Decoder, TrainingPass
 from .experts import EXPERTS
 from .faults import UserFault
+from .gpu import bordered, fused_head, room_beside
+from .logprobs import Head
 from .lora import head_logits
 from .model_folder import check_folder
 from .plan import Plan, PlanSlot, Segment
@@ -94,8 +96,9 @@ class BaseModel:
         self.config.use_cache = False
         self.model = model
         self.slot = PlanSlot()
-        self.sites = install(model, self.slot)
-        self.decoder = Decoder.over(model.model, self.config)
+        border = room_beside(model)
+        self.sites = install(model, self.slot, border)
+        self.decoder = bordered(model) if border else Decoder.over(model.model, self.config)
         self.head: nn.Linear = model.lm_head
         self.device: torch.device = self.head.weight.device
         self.dtype: torch.dtype = self.head.weight.dtype
@@ -185,7 +188,7 @@ class BaseModel:
 
     def training_pass(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan
-    ) -> DecoderPass | AutogradPass:
+    ) -> TrainingPass:
         """A forward pass with `hidden` states, whose `backward` adds to the plan's gradient buffers."""
         if self.decoder is not None:
             return self.decoder.start(input_ids, position_ids, plan)
@@ -196,9 +199,16 @@ class BaseModel:
         """The unembedding matrix `[vocab, hidden]`; with tied embeddings it is theirs."""
         return self.head.weight
 
+    def target_head(self, chunk_rows: int | None = None) -> Head:
+        """What scores target tokens, so many rows at a time."""
+        if self.decoder is not None and self.decoder.border is not None:
+            return fused_head(self.unembed_weight, chunk_rows)
+        return Head(self.unembed_weight, chunk_rows=chunk_rows)
+
     def logits(self, hidden: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
         """Logits `[T, vocab]` of hidden states whose rows belong to these segments; meant for few rows."""
-        return head_logits(self.unembed_weight, hidden, segments)
+        found = None if self.decoder is None else self.decoder.logits(hidden, segments)
+        return head_logits(self.unembed_weight, hidden, segments) if found is None else found
 
 
 class AutogradPass:

@@ -96,7 +96,9 @@ class CustomLoss:
             if not all(isinstance(x, str) for x in words) or not isinstance(node.args, list):
                 raise UserFault("the custom loss's graph cannot be read: a step has no name or arguments")
             if not isinstance(node.kwargs, dict):
-                raise UserFault(f"the custom loss's graph cannot be read: {node.name} has no named arguments")
+                raise UserFault(
+                    f"the custom loss's graph cannot be read: {node.name} has no named arguments"
+                )
         loss = cls(inputs, nodes)
         loss._check()
         return loss

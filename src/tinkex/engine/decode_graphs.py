@@ -2,16 +2,17 @@
 
 A graph is recorded for a number of rows and a context width, both rounded up; padding rows write to the
 cache's sink and read its blank place. Everything a graph reads that changes from step to step lies in
-buffers it was recorded with: tokens, positions, block tables, and the adapter, whose factors are copied
-into a slot of its shape when another one (or another version) is decoded. Batches that mix adapters, and
-models with experts, are run without a graph.
+buffers it was recorded with: tokens, positions, block tables, and the adapters. Where the weights have a
+border these lie there, any mixture of them; elsewhere one adapter's factors are copied into a slot of its
+shape when another one (or another version) is decoded, and batches that mix adapters run without a graph,
+as do models with experts.
 
-Shape letters: R rows of the graph, W blocks a row, C hidden size.
+Shape letters: R rows of the graph, W blocks a row, C hidden size, N ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .plan import Plan, Segment
 
 if TYPE_CHECKING:
     from .decode_batch import DecodeBatch
+    from .gpu.border import Stack
     from .sampling_rows import Row
 
 _FEWEST_BLOCKS = 16
@@ -56,6 +58,7 @@ class _Recorded:
     positions_r: torch.Tensor
     places_r: torch.Tensor
     blocks_rw: torch.Tensor
+    stack: Stack | None
     hidden_rc: torch.Tensor
 
 
@@ -65,7 +68,7 @@ class DecodeGraphs:
     def __init__(self, base: BaseModel, cache: KvCache) -> None:
         self.base, self.cache = base, cache
         self._slots: dict[tuple[int, int, float], AdapterSlot] = {}
-        self._graphs: dict[tuple[int, int, int | None], _Recorded] = {}
+        self._graphs: dict[tuple[int, int, object], _Recorded] = {}
         self._pool: Any = None
         # What graphs read must outlive their recording.
         self._offsets = torch.arange(cache.block_size, device=base.device)
@@ -73,6 +76,7 @@ class DecodeGraphs:
         self._filled: _Recorded | None = None
         self._table: npt.NDArray[np.int64] = np.empty((0, 0), np.int64)
         decoder = base.decoder
+        self.border = decoder.border if decoder is not None else None
         self.usable = (
             base.device.type == "cuda"
             and decoder is not None
@@ -80,19 +84,29 @@ class DecodeGraphs:
         )
 
     def fits(self, batch: DecodeBatch) -> bool:
-        """Whether these rows can be decoded by a graph: all of one adapter."""
-        return self.usable and len(batch.segments) == 1
+        """Whether these rows can be decoded by a graph: their adapters in the border, or all of one."""
+        if not self.usable:
+            return False
+        if self.border is not None:
+            return self.border.stack(batch.segments, len(batch.rows)) is not None
+        return len(batch.segments) == 1
 
     def run(self, batch: DecodeBatch) -> torch.Tensor:
         """Hidden states of a decode step of rows that fit, good until the next step."""
-        slot = self._slot(batch.segments[0].adapter)
         rows = _rounded(len(batch.rows))
         width = max(_rounded(-(-batch.paged.longest // self.cache.block_size)), _FEWEST_BLOCKS)
-        key = (rows, width, None if slot is None else id(slot))
+        slot, stack = None, None
+        if self.border is not None:
+            stack = self.border.stack(batch.segments, len(batch.rows))
+            assert stack is not None
+            key: tuple[int, int, object] = (rows, width, (stack.ranks, stack.foreign_tr is not None))
+        else:
+            slot = self._slot(batch.segments[0].adapter)
+            key = (rows, width, None if slot is None else id(slot))
         recorded = self._graphs.get(key)
         if recorded is None:
-            recorded = self._graphs[key] = self._record(rows, width, slot)
-        self._fill(recorded, batch, width)
+            recorded = self._graphs[key] = self._record(rows, width, slot, stack)
+        self._fill(recorded, batch, width, stack)
         recorded.graph.replay()
         return recorded.hidden_rc[: len(batch.rows)]
 
@@ -106,7 +120,7 @@ class DecodeGraphs:
         slot.take(adapter)
         return slot
 
-    def _fill(self, recorded: _Recorded, batch: DecodeBatch, width: int) -> None:
+    def _fill(self, recorded: _Recorded, batch: DecodeBatch, width: int, stack: Stack | None) -> None:
         """Put this step's numbers where the graph reads them."""
         count = len(batch.rows)
         recorded.ids_r[:count].copy_(batch.ids_r)
@@ -122,6 +136,10 @@ class DecodeGraphs:
             self._table = np.full((len(recorded.ids_r), width), self.cache.blocks, np.int64)
             recorded.positions_r[count:].zero_()
             recorded.places_r[count:].fill_(self.cache.sink)
+            if recorded.stack is not None and stack is not None and stack.foreign_tr is not None:
+                pairs = zip(recorded.stack.masks, stack.masks, strict=True)
+                for into, given in pairs:
+                    into[:count].copy_(given)
         for i in range(count) if entering is None else entering.tolist():
             held = batch.rows[i].table
             assert held is not None
@@ -129,7 +147,7 @@ class DecodeGraphs:
             self._table[i, : len(blocks)] = blocks
         recorded.blocks_rw.copy_(torch.from_numpy(self._table))
 
-    def _record(self, rows: int, width: int, slot: AdapterSlot | None) -> _Recorded:
+    def _record(self, rows: int, width: int, slot: AdapterSlot | None, stack: Stack | None) -> _Recorded:
         device = self.base.device
         whole = torch.int64
         ids_r = torch.zeros(rows, dtype=whole, device=device)
@@ -137,9 +155,15 @@ class DecodeGraphs:
         places_r = torch.full((rows,), self.cache.sink, dtype=whole, device=device)
         blocks_rw = torch.full((rows, width), self.cache.blocks, dtype=whole, device=device)
         offsets = self._offsets
+        if stack is not None and stack.foreign_tr is not None:
+            foreign_rn = torch.ones(rows, stack.ranks, dtype=torch.bool, device=device)
+            spans_r2 = torch.zeros(rows, 2, dtype=torch.int32, device=device)
+            stack = replace(stack, foreign_tr=foreign_rn, spans_t2=spans_r2)
 
         def once() -> torch.Tensor:
-            table_rl = (blocks_rw[:, :, None] * self.cache.block_size + offsets).view(rows, -1)
+            table_rl = None
+            if stack is None:
+                table_rl = (blocks_rw[:, :, None] * self.cache.block_size + offsets).view(rows, -1)
             paged = PagedBatch(
                 self.cache,
                 places_r,
@@ -148,8 +172,11 @@ class DecodeGraphs:
                 shortest=1,
                 longest=width * self.cache.block_size,
                 table_rl=table_rl,
+                blocks_rw=blocks_rw,
             )
             plan = Plan(paged_attention, (Segment(slot, 0, rows),), (0, rows), paged)  # type: ignore[arg-type]
+            if stack is not None:
+                plan.scratch["stack"] = stack
             return self.base.hidden_states(ids_r[None], positions_r[None], plan)
 
         stream = torch.cuda.Stream(device)
@@ -163,7 +190,7 @@ class DecodeGraphs:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             hidden_rc = once()
-        return _Recorded(graph, ids_r, positions_r, places_r, blocks_rw, hidden_rc)
+        return _Recorded(graph, ids_r, positions_r, places_r, blocks_rw, stack, hidden_rc)
 
 
 def _rounded(count: int) -> int:

@@ -13,7 +13,7 @@ I the MLP's inner size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -21,9 +21,18 @@ from torch.nn import functional
 
 from .lora import LoraGroup, LoraLinear
 from .packed_attention import attend, attend_backward
-from .plan import Plan, PlanSlot
+from .plan import Plan, PlanSlot, Segment
 from .rms_norm import rms_norm, rms_norm_again, rms_norm_backward
 from .rotary import Rotary, Rotation
+
+
+class TrainingPass(Protocol):
+    """A forward pass that can be followed by its backward pass."""
+
+    hidden: torch.Tensor
+
+    def backward(self, dhidden: torch.Tensor) -> None:
+        """Add the adapters' gradients to the plan's buffers, given that of the hidden states, used up."""
 
 
 class DecoderLayer:
@@ -224,6 +233,9 @@ class _Kept(NamedTuple):
 class Decoder:
     """All layers, from token ids to final hidden states."""
 
+    border: Any = None
+    """The room for adapters beside the weights, where a device has it."""
+
     def __init__(self, model: Any, config: Any) -> None:
         self.embed, self.norm = model.embed_tokens, model.norm
         self.layers = [DecoderLayer(layer, i, config) for i, layer in enumerate(model.layers)]
@@ -246,7 +258,11 @@ class Decoder:
             x_tc = layer.run(x_tc, plan, turn)
         return rms_norm(x_tc, self.norm.weight, self.eps)[0]
 
-    def start(self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan) -> DecoderPass:
+    def logits(self, hidden_tc: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor | None:
+        """Logits where this decoder has a way of its own to compute them."""
+        return None
+
+    def start(self, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: Plan) -> TrainingPass:
         """A forward pass that can be followed by a backward pass."""
         x_tc = self.embed(input_ids[0])
         turn = self.rotary.at(x_tc, position_ids)

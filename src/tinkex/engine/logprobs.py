@@ -24,7 +24,7 @@ Slope = Callable[[torch.Tensor, slice], torch.Tensor]
 SMALL = 1e-30
 """Down to here a softmax has all its digits, in float32 too."""
 
-_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 27}
+_CHUNK = {"cpu": 1 << 19, "cuda": 5 << 24}
 
 
 class Rows(NamedTuple):
@@ -50,7 +50,9 @@ class Head:
         self.weight_vc = weight_vc
         self.vocab = weight_vc.shape[0]
         limit = _CHUNK.get(weight_vc.device.type, _CHUNK["cpu"])
-        self.chunk_rows = chunk_rows or max(limit // self.vocab, 32)
+        rows = max(limit // self.vocab, 32)
+        # Matrix products want their inner size in multiples of this on a GPU.
+        self.chunk_rows = chunk_rows or (rows // 64 * 64 or rows if weight_vc.is_cuda else rows)
         self.wide = torch.float64 if weight_vc.dtype == torch.float64 else torch.float32
         self._buffers: list[torch.Tensor] = []
 
@@ -117,7 +119,17 @@ class Head:
     ) -> None:
         dlogits_tv = probs_tv.mul_(slope_tk.sum(-1, keepdim=True).neg_())
         dlogits_tv.scatter_add_(1, rows.targets_tk[span], slope_tk.to(dlogits_tv.dtype))
-        dlogits_tv = dlogits_tv.to(self.weight_vc.dtype)
+        self._products(rows, span, low_rt, dlogits_tv.to(self.weight_vc.dtype), dhidden_tc)
+
+    def _products(
+        self,
+        rows: Rows,
+        span: slice,
+        low_rt: torch.Tensor | None,
+        dlogits_tv: torch.Tensor,
+        dhidden_tc: torch.Tensor,
+    ) -> None:
+        """What follows from the gradient of a chunk's logits."""
         dhidden_nc = torch.mm(dlogits_tv, self._weight(rows), out=dhidden_tc[span])
         if low_rt is not None:
             adapter = rows.adapter

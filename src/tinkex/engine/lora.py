@@ -26,7 +26,8 @@ HEAD = "lm_head"
 class LoraGroup:
     """Linears over one input, computed as one matmul plus each segment's low-rank products."""
 
-    def __init__(self, name: str, linears: list[tuple[str, nn.Linear]]) -> None:
+    def __init__(self, name: str, linears: list[tuple[str, nn.Linear]], border: int = 0) -> None:
+        """`border` leaves room behind the weights for so many ranks of each member's A."""
         self.name = name
         self.backward_name = f"d {name.rpartition('.')[2]}"
         """Where the input's gradient goes: one place for the groups of this kind in all layers."""
@@ -36,11 +37,18 @@ class LoraGroup:
         self.inner = linears[0][1].in_features
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         self.columns = tuple(zip([0, *ends[:-1]], ends, strict=True))
+        self.ext_ei: torch.Tensor | None = None
+        """The weights with the border behind them."""
+        weights = [linear.weight.data for _, linear in linears]
+        if border:
+            self.ext_ei = weights[0].new_zeros(ends[-1] + border * self.members, self.inner)
+            self.weight_oi = self.ext_ei[: ends[-1]]
+            torch.cat(weights, out=self.weight_oi)
+        else:
+            self.weight_oi = weights[0] if len(weights) == 1 else torch.cat(weights)
         if len(linears) == 1:
-            self.weight_oi = linears[0][1].weight
             self.bias_o = linears[0][1].bias
         else:
-            self.weight_oi = torch.cat([linear.weight.data for _, linear in linears])
             biases = [linear.bias for _, linear in linears]
             self.bias_o = torch.cat([b.data for b in biases]) if biases[0] is not None else None
         self._input: torch.Tensor | None = None

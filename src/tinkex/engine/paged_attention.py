@@ -46,6 +46,8 @@ class PagedBatch:
     """The least and greatest context length among decoded rows, the new token counted."""
     table_rl: torch.Tensor | None = None
     """Where each row's context lies in the pool; None when dense rows hold it."""
+    blocks_rw: torch.Tensor | None = None
+    """The blocks of each row's context, where a recorded graph reads them."""
     dense: DenseRows | None = None
     targets: torch.Tensor | None = None
     pieces: tuple[Piece, ...] = ()

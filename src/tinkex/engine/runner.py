@@ -60,12 +60,16 @@ NOTHING = Outcome([], np.empty(0, np.int64), [], np.empty(0, np.float32))
 class Runner:
     """Computes passes for one base model and one cache."""
 
-    def __init__(self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0) -> None:
-        self.base, self.cache = base, cache
+    def __init__(
+        self, base: BaseModel, cache: KvCache, *, dense_bytes: int = 0, ahead: bool = False
+    ) -> None:
+        """`ahead` starts a decode step's successor on the device before its tokens are read."""
+        self.base, self.cache, self.ahead = base, cache, ahead
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
         self.stacks = AdapterStacks(base)
         self.graphs = DecodeGraphs(base, cache)
         self._batch: DecodeBatch | None = None
+        self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
 
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
@@ -73,13 +77,17 @@ class Runner:
             self.cache.copy(work.copies)
             batch = self._decode_batch(work.rows)
             pieces = [piece for piece in work.pieces if piece.end > piece.start]
-            hidden_tc = None
+            hidden_tc = self._take_begun(batch) if batch is not None and not work.copies else None
+            self._begun = None
             if pieces:
-                if batch is not None:
-                    batch.prepare()
-                hidden_tc = self._mixed(batch, pieces)
+                if hidden_tc is not None:
+                    hidden_tc = torch.cat([hidden_tc, self._mixed(None, pieces)])
+                else:
+                    if batch is not None:
+                        batch.prepare()
+                    hidden_tc = self._mixed(batch, pieces)
                 self._read_prompts(pieces, hidden_tc, len(work.rows))
-            elif batch is not None:
+            elif hidden_tc is None and batch is not None:
                 hidden_tc = self._decode(batch)
             for row in work.rows:
                 row.computed += 1
@@ -91,7 +99,7 @@ class Runner:
             self.cache.scrub(blocks)
             if self.slots.dense is not None:
                 self.slots.dense.scrub()
-        self._batch, self.slots.occupants = None, []
+        self._batch, self._begun, self.slots.occupants = None, None, []
 
     def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:
         if not rows:
@@ -162,7 +170,39 @@ class Runner:
         drawn = draw(self.base.logits(hidden_rc, segments), draws.params, draws.numbers())
         if batch is not None:
             batch.advance(drawn.tokens_r if len(drawn.tokens_r) == rows else drawn.tokens_r[:rows])
-        return outcome(draws, drawn)
+        if not self.ahead:
+            return outcome(draws, drawn)
+        coming = _OnTheWay(drawn)
+        if batch is not None and not work.starts and not work.pieces:
+            self._begin_next(batch)
+        return coming.arrived(draws)
+
+    def _take_begun(self, batch: DecodeBatch) -> torch.Tensor | None:
+        """The hidden states of a step begun ahead, for those of its rows that went on."""
+        if self._begun is None:
+            return None
+        before, hidden_rc = self._begun
+        if before is batch:
+            return hidden_rc
+        at = {row.stream: i for i, row in enumerate(before.rows)}
+        chosen = [at.get(row.stream) for row in batch.rows]
+        if any(i is None for i in chosen):
+            return None
+        batch.prepare(contexts=False)
+        return hidden_rc[torch.tensor(chosen, device=hidden_rc.device)]
+
+    def _begin_next(self, batch: DecodeBatch) -> None:
+        """Start the step after this one, for the case that all its rows go on.
+
+        What it writes lies behind every row's tokens, in blocks the rows hold; if a row does not go on, the
+        next owner of its block writes before it reads.
+        """
+        size = self.cache.block_size
+        held = all(
+            row.table is not None and len(row.table.blocks) * size > row.computed for row in batch.rows
+        )
+        if held and batch.paged.longest <= self.base.context_length and self.graphs.fits(batch):
+            self._begun = (batch, self._decode(batch))
 
 
 def scorer(base: BaseModel, adapter: Adapter | None) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -170,9 +210,34 @@ def scorer(base: BaseModel, adapter: Adapter | None) -> Callable[[torch.Tensor],
     return lambda hidden_nc: base.logits(hidden_nc, (Segment(adapter, 0, len(hidden_nc)),))
 
 
+class _OnTheWay:
+    """A draw on its way to the host, while the device goes on."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self.drawn = drawn
+        both = torch.stack([drawn.tokens_r.double(), drawn.logprobs_r.double()])
+        self.host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+        self.host.copy_(both, non_blocking=True)
+        self.done = torch.cuda.Event()
+        self.done.record()
+
+    def arrived(self, draws: DrawRows) -> Outcome:
+        """The outcome, as soon as it is there."""
+        self.done.synchronize()
+        tokens, logprobs = self.host.numpy()
+        found = Outcome(
+            draws.rows, draws.streams, tokens.astype(np.int64).tolist(), logprobs.astype(np.float32)
+        )
+        return _with_top(found, self.drawn)
+
+
 def outcome(draws: DrawRows, drawn: Drawn) -> Outcome:
     """Bring a draw to the host."""
     found = Outcome(draws.rows, draws.streams, drawn.tokens_r.tolist(), drawn.logprobs_r.cpu().numpy())
+    return _with_top(found, drawn)
+
+
+def _with_top(found: Outcome, drawn: Drawn) -> Outcome:
     if drawn.top_tokens_rk is not None and drawn.top_logprobs_rk is not None:
         found.top_tokens = drawn.top_tokens_rk.cpu().numpy()
         found.top_logprobs = drawn.top_logprobs_rk.cpu().numpy()

@@ -67,13 +67,16 @@ class Sampler:
         if options.deterministic:
             self.runner = ExactRunner(base, self.cache)
         else:
-            self.runner = Runner(base, self.cache, dense_bytes=budget if kind == "cpu" else 0)
+            self.runner = Runner(
+                base, self.cache, dense_bytes=budget if kind == "cpu" else 0, ahead=kind == "cuda"
+            )
         tokens = options.pass_tokens or (512 if kind == "cpu" else 8192)
         self.scheduler = Scheduler(
             self.pool,
             max_rows=options.max_rows,
             pass_tokens=tokens,
             chunk=size if options.deterministic else None,
+            ahead=kind == "cuda" and not options.deterministic,
         )
         self._streams = count(1)
         self._arrivals = count(1)

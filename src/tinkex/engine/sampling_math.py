@@ -224,8 +224,11 @@ def narrow(
 
 
 def _chunk(vocab: int) -> int:
-    """Near the square root, so that both levels are short."""
+    """Near the square root, so that both levels are short; rather a divisor of the vocabulary."""
     size = 16
     while size * size < vocab:
         size *= 2
+    for smaller in (size, size // 2, size // 4):
+        if vocab % smaller == 0:
+            return smaller
     return size

@@ -8,6 +8,7 @@ it. This module decides; the runner computes, and the engine reads the answers.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
@@ -49,9 +50,19 @@ class Scheduler:
     """The queue, the prompts being computed and the rows being decoded."""
 
     def __init__(
-        self, pool: BlockPool, *, max_rows: int, pass_tokens: int, chunk: int | None = None
+        self,
+        pool: BlockPool,
+        *,
+        max_rows: int,
+        pass_tokens: int,
+        chunk: int | None = None,
+        ahead: bool = False,
     ) -> None:
-        """`chunk` (the determinism mode) computes prompts in pieces of exactly that many tokens."""
+        """`chunk` (the determinism mode) computes prompts in pieces of exactly that many tokens.
+
+        `ahead` gives rows their next block one step before they need it, where there are blocks.
+        """
+        self.ahead = ahead
         self.pool, self.max_rows, self.pass_tokens, self.chunk = pool, max_rows, pass_tokens, chunk
         self.rows: list[Row] = []
         self.jobs: dict[str, Job] = {}
@@ -112,6 +123,8 @@ class Scheduler:
         for row in self.rows:
             if row.computed % size == 0 or row.stream in self._unplaced:
                 self._place(row)
+            elif self.ahead and (row.computed + 1) % size == 0:
+                self._place_ahead(row)
         if any(row.table is None for row in self.rows):
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
         work = Pass(self.rows, self._copies)
@@ -193,6 +206,12 @@ class Scheduler:
                         break
         finally:
             self._unplaced.discard(row.stream)
+
+    def _place_ahead(self, row: Row) -> None:
+        """Give a row the block after its present one, if one is free."""
+        if row.table is not None:
+            with contextlib.suppress(OutOfBlocks):
+                self._copies += self.pool.reserve(row.table, row.computed + 1, row.computed + 2)
 
     def _evict(self, asker: Row | Fill) -> bool:
         """Free the blocks of the youngest holder, unless that is the one who asks."""

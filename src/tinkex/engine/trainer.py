@@ -22,7 +22,7 @@ from .custom_graph import CustomLoss
 from .datums import PartData, lay_out
 from .faults import EngineFault, ServerFault, UserFault
 from .kill_points import reach
-from .logprobs import Head, Rows
+from .logprobs import Rows
 from .losses import ANY_LOSS, Loss, by_sequence, find_loss
 from .messages import PartFailure, PartResult, TrainPart
 from .packed_attention import packed_attention
@@ -103,7 +103,7 @@ class Trainer:
         chunk_rows: int | None = None,
     ) -> None:
         self.base = base
-        self.head = Head(base.unembed_weight, chunk_rows=chunk_rows)
+        self.head = base.target_head(chunk_rows)
         kind = base.device.type
         budget = TOKEN_BUDGET.get(kind, TOKEN_BUDGET["cpu"])
         if kind == "cpu":

@@ -1,0 +1,186 @@
+"""Adapters beside the base weights: each weight matrix ends in rows that hold the As of a pass's adapters.
+
+A product with such a matrix gives the base model's outputs and A's products in one go; read the other way
+in a backward pass it sums both gradients. The Bs of all adapters lie in one matrix a group, scales
+multiplied in. An adapter's place among the ranks is the same everywhere; each token's products with other
+adapters are overwritten with zeros (whatever they were), so that one dense product serves any mixture.
+
+Shape letters: O outputs, I inputs of a group, M its members, R ranks in all (a multiple of 32), T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..adapters import Adapter
+from ..lora import HEAD, LoraGroup
+from ..plan import Segment
+from . import CAPACITY
+
+STEP = 32
+"""What the ranks in all are rounded up to, for the kernels' sake."""
+_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One adapter's place: ranks `start` to `start + adapter.rank`, for tokens of these segments."""
+
+    adapter: Adapter
+    start: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the border holds for a pass."""
+
+    ranks: int
+    entries: tuple[Entry, ...]
+    foreign_tr: torch.Tensor | None
+    """Which ranks are not a token's own; None when all are."""
+    spans_t2: torch.Tensor | None = None
+    """The first of each token's own ranks and their end, where some are foreign."""
+
+    @property
+    def masks(self) -> tuple[torch.Tensor, ...]:
+        """What says which ranks are a token's own."""
+        return tuple(x for x in (self.foreign_tr, self.spans_t2) if x is not None)
+
+    def keep_own(self, low: torch.Tensor) -> None:
+        """Overwrite other adapters' parts of A's products `[T, M R]`."""
+        if self.foreign_tr is not None:
+            low.unflatten(1, (-1, self.ranks)).masked_fill_(self.foreign_tr[:, None], 0.0)
+
+
+class Border:
+    """The room beside a model's weights, and which adapters are in it now."""
+
+    def __init__(self, groups: Sequence[LoraGroup], head_ei: torch.Tensor, vocab: int) -> None:
+        self.groups = {group.name: group for group in groups}
+        self.ext: dict[str, torch.Tensor] = {}
+        self.outer: dict[str, int] = {}
+        self.members: dict[str, list[tuple[str, int, int]]] = {}
+        for group in groups:
+            assert group.ext_ei is not None
+            self.ext[group.name] = group.ext_ei
+            self.outer[group.name] = group.columns[-1][1]
+            self.members[group.name] = [
+                (path, start, end) for path, (start, end) in zip(group.paths, group.columns, strict=True)
+            ]
+        self.ext[HEAD], self.outer[HEAD], self.members[HEAD] = head_ei, vocab, [(HEAD, 0, vocab)]
+        self.bt = {
+            name: torch.zeros(CAPACITY, self.outer[name], dtype=head_ei.dtype, device=head_ei.device)
+            for name in self.ext
+        }
+        self._held: tuple[tuple[int, int], ...] = ()
+        self._shape: tuple[object, ...] = ()
+        self._copies: dict[int, tuple[tuple[object, ...], tuple[list[torch.Tensor], ...]]] = {}
+        self._last: tuple[Sequence[Segment], int, Stack] | None = None
+
+    def weight(self, name: str, ranks: int) -> torch.Tensor:
+        """Base weights and the As of all adapters, `[O + M R, I]`."""
+        return self.ext[name][: self.outer[name] + len(self.members[name]) * ranks]
+
+    def a(self, name: str, ranks: int) -> torch.Tensor:
+        """The As alone, `[M R, I]`, member after member."""
+        return self.weight(name, ranks)[self.outer[name] :]
+
+    def nbytes(self) -> int:
+        """What the border takes beyond the base weights."""
+        total = 0
+        for name, x in self.ext.items():
+            total += CAPACITY * len(self.members[name]) * int(x.shape[1]) * int(x.element_size())
+            total += int(self.bt[name].nbytes)
+        return total
+
+    def stack(self, segments: Sequence[Segment], tokens: int) -> Stack | None:
+        """Load what some segments need; None where it does not fit."""
+        if self._last is not None and self._last[0] is segments and self._last[1] == tokens:
+            found = self._last[2]
+            self._load(found.entries, found.ranks)
+            return found
+        entries: list[Entry] = []
+        by_owner: dict[tuple[int, int], list[Segment]] = {}
+        for segment in segments:
+            if segment.adapter is not None:
+                by_owner.setdefault((id(segment.adapter), id(segment.grads)), []).append(segment)
+        at = 0
+        for owned in by_owner.values():
+            adapter = owned[0].adapter
+            assert adapter is not None
+            entries.append(Entry(adapter, at, tuple(owned)))
+            at += adapter.rank
+        if at > CAPACITY:
+            return None
+        ranks = -(-at // STEP) * STEP
+        self._load(entries, ranks)
+        whole = len(entries) == 1 and sum(s.end - s.start for s in entries[0].segments) == tokens
+        masks: tuple[torch.Tensor, ...] = ()
+        if ranks and not whole:
+            masks = own_and_foreign(entries, ranks, tokens, self.bt[HEAD].device)
+        stack = Stack(ranks, tuple(entries), *(masks or (None,)))
+        self._last = (segments, tokens, stack)
+        return stack
+
+    def _load(self, entries: Sequence[Entry], ranks: int) -> None:
+        held = tuple((id(entry.adapter), entry.adapter.version) for entry in entries)
+        if held == self._held:
+            return
+        shape = (ranks, *((id(entry.adapter.layout), entry.adapter.rank) for entry in entries))
+        if shape != self._shape:
+            for name in self.ext:
+                self.a(name, ranks).zero_()
+                self.bt[name][:ranks].zero_()
+            self._shape, self._held = shape, ()
+        before = self._held or ((0, 0),) * len(held)
+        for entry, now, then in zip(entries, held, before, strict=True):
+            if now != then:
+                self._copy(entry, ranks)
+        self._held = held
+
+    def _copy(self, entry: Entry, ranks: int) -> None:
+        adapter = entry.adapter
+        key = (adapter.compute, entry.start, ranks)
+        known = self._copies.get(id(adapter))
+        # Hundreds of views: made once for an adapter that is trained step after step.
+        if known is None or known[0][0] is not key[0] or known[0][1:] != key[1:]:
+            if len(self._copies) >= _KEPT:
+                self._copies.clear()
+            known = self._copies[id(adapter)] = (key, self._views(entry, ranks))
+        targets, sources, scaled = known[1]
+        torch._foreach_copy_(targets, sources)
+        if adapter.scale != 1.0:
+            torch._foreach_mul_(scaled, adapter.scale)
+
+    def _views(self, entry: Entry, ranks: int) -> tuple[list[torch.Tensor], ...]:
+        """Where an adapter's factors go, where they come from, and those to be scaled."""
+        adapter, start = entry.adapter, entry.start
+        end = start + adapter.rank
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        scaled: list[torch.Tensor] = []
+        for name in adapter.layout.groups:
+            a_stack, bt = self.a(name, ranks), self.bt[name]
+            for member, (path, first, last) in enumerate(self.members[name]):
+                sources += (adapter.compute.a[path], adapter.compute.bt[path])
+                scaled.append(bt[start:end, first:last])
+                targets += (a_stack[member * ranks + start : member * ranks + end], scaled[-1])
+        return targets, sources, scaled
+
+
+def own_and_foreign(
+    entries: Sequence[Entry], ranks: int, tokens: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which ranks are not a token's own, `[T, R]`, and the bounds of those that are, `[T, 2]`."""
+    foreign = torch.ones(tokens, ranks, dtype=torch.bool)
+    spans = torch.zeros(tokens, 2, dtype=torch.int32)
+    for entry in entries:
+        end = entry.start + entry.adapter.rank
+        for segment in entry.segments:
+            foreign[segment.start : segment.end, entry.start : end] = False
+            spans[segment.start : segment.end] = torch.tensor([entry.start, end], dtype=torch.int32)
+    return foreign.to(device, non_blocking=True), spans.to(device, non_blocking=True)

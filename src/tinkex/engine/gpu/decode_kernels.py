@@ -1,0 +1,111 @@
+"""Attention of one new token a row to its paged keys and values, read once and where they lie.
+
+A program handles the query heads of one key/value head of one row, and one of several parts of its
+context; the parts are then joined. How far a row's context reaches is read on the device, so that one
+recorded launch serves all lengths.
+
+Shape letters: R rows, H query heads, K key/value heads, G = H / K, D head size, W blocks a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_TOKENS = 64
+
+
+@triton.jit
+def _attend(
+    q, k, v, blocks, positions, out, parts, stats,
+    width, scaling, window, place_stride,
+    KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(positions + row).to(tl.int32) + 1
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - window, 0)
+    each = tl.cdiv(tl.cdiv(length - first, PARTS), TOKENS) * TOKENS
+    begin = first + part * each
+    end = tl.minimum(begin + each, length)
+    at = tl.arange(0, SIZE)
+    group = tl.arange(0, 16)
+    own = group[:, None] < GROUP
+    q_at = (row * KV * GROUP + head * GROUP + group[:, None]) * SIZE + at[None, :]
+    query = tl.load(q + q_at, mask=own, other=0.0)
+    highest = tl.full((16,), -1e30, tl.float32)
+    total = tl.zeros((16,), tl.float32)
+    mixed = tl.zeros((16, SIZE), tl.float32)
+    for start in range(begin, end, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        seen = token < end
+        block = tl.load(blocks + row * width + token // BLOCK, mask=seen, other=0).to(tl.int64)
+        place = (block * BLOCK + token % BLOCK) * place_stride + head * SIZE
+        keys = tl.load(k + place[None, :] + at[:, None], mask=seen[None, :], other=0.0)
+        scores = tl.dot(query, keys) * scaling
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        top = tl.maximum(highest, tl.max(scores, 1))
+        weight = tl.exp(scores - top[:, None])
+        fade = tl.exp(highest - top)
+        values = tl.load(v + place[:, None] + at[None, :], mask=seen[:, None], other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(values.dtype), values)
+        total = total * fade + tl.sum(weight, 1)
+        highest = top
+    if PARTS == 1:
+        tl.store(out + q_at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=own)
+    else:
+        slot = ((row * KV + head) * PARTS + part) * 16 + group
+        tl.store(parts + slot[:, None] * SIZE + at[None, :], mixed, mask=own)
+        tl.store(stats + slot * 2, highest, mask=group < GROUP)
+        tl.store(stats + slot * 2 + 1, total, mask=group < GROUP)
+
+
+@triton.jit
+def _join(
+    parts, stats, out, KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, SIZE)
+    slot = ((row * KV + head // GROUP) * PARTS + tl.arange(0, PARTS)) * 16 + head % GROUP
+    highest, total = tl.load(stats + slot * 2), tl.load(stats + slot * 2 + 1)
+    weight = tl.exp(highest - tl.max(highest, 0))
+    mixed = tl.load(parts + slot[:, None] * SIZE + at[None, :])
+    mixed = tl.sum(mixed * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + (row * KV * GROUP + head) * SIZE + at, mixed.to(out.dtype.element_ty))
+
+
+def decode_attention(
+    q_rhd: torch.Tensor,
+    k_pkd: torch.Tensor,
+    v_pkd: torch.Tensor,
+    blocks_rw: torch.Tensor,
+    positions_r: torch.Tensor,
+    block_size: int,
+    scaling: float,
+    window: int | None,
+) -> torch.Tensor:
+    """What each row's token sees: places `block * size + offset` of the pool, up to its own position."""
+    rows, heads, size = q_rhd.shape
+    kv_heads = k_pkd.shape[1]
+    width = blocks_rw.shape[1]
+    parts = 1
+    # One program a row and head leaves most of the device idle when rows are few and contexts long.
+    while parts < 16 and rows * kv_heads * parts < 256 and width * block_size > 4 * _TOKENS * parts:
+        parts *= 2
+    out = torch.empty_like(q_rhd)
+    shape = (rows, kv_heads, parts, 16)
+    room = torch.empty((*shape, size) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)
+    stats = torch.empty((*shape, 2) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)
+    constants = {"KV": kv_heads, "GROUP": heads // kv_heads, "SIZE": size, "PARTS": parts}
+    _attend[(rows, kv_heads, parts)](
+        q_rhd, k_pkd, v_pkd, blocks_rw, positions_r, out, room, stats,
+        width, scaling, window or 0, k_pkd.stride(0),
+        **constants, BLOCK=block_size, TOKENS=_TOKENS, WINDOWED=window is not None,
+        num_warps=2, num_stages=2,
+    )  # fmt: skip
+    if parts > 1:
+        _join[(rows, heads)](room, stats, out, **constants, num_warps=1)
+    return out
