@@ -275,6 +275,17 @@ def test_an_archive_with_a_member_longer_than_memory_is_refused(tmp_path: Path):
         unpack(tmp_path / "a.tar", tmp_path / "out", 1 << 20)
 
 
+def test_an_archive_with_a_record_longer_than_memory_is_refused(tmp_path: Path):
+    record = b"1318446744073709551615 path=x\n"
+    info = tarfile.TarInfo("././@PaxHeader")
+    info.type, info.size = tarfile.XHDTYPE, len(record)
+    data = info.tobuf() + record.ljust(512, b"\0") + tarfile.TarInfo("x").tobuf() + bytes(1024)
+    (tmp_path / "a.tar").write_bytes(data)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DownloadError, match="damaged"):
+        unpack(tmp_path / "a.tar", tmp_path / "out", 1 << 20)
+
+
 def _model_with(tmp_path: Path, name: str, data: bytes) -> Any:
     folder = tmp_path / "m"
     folder.mkdir()
@@ -294,6 +305,7 @@ def _model_with(tmp_path: Path, name: str, data: bytes) -> Any:
         b'{"a":{"dtype":"F32","shape":[[2],9223372036854775807],"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"F32","shape":["",18446744073709551615],"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,0]}}',
+        b'{"a":{"dtype":"F32","shape":[%b9],"data_offsets":[0,0]}}' % (b"9223372036854775807," * 300),
     ],
 )
 def test_weights_whose_header_is_none_are_told_of(tmp_path: Path, header: bytes):

@@ -74,7 +74,15 @@ def unpack(archive: Path, folder: Path, limit: int) -> dict[str, int]:
     import tarfile
     import zlib
 
-    damages = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError)
+    damages = (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        gzip.BadGzipFile,
+        ValueError,
+        OverflowError,
+    )
     names, sizes, entries = SafeNames(), {}, 0
     most = min(limit, _RATIO * archive.stat().st_size + _AT_LEAST)
     left = most

@@ -14,6 +14,7 @@ from . import EMBEDDED
 __all__ = ["ModelFacts", "read_facts"]
 
 _LARGEST_HEADER = 256 << 20
+_MOST_DIMENSIONS, _LONGEST = 8, 1 << 48
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -97,7 +98,9 @@ def _weights(folder: Path) -> tuple[int | None, str | None, str | None]:
 
 
 def _lengths(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError("a shape is no list of lengths")
+    if not all(type(each) is int and 0 <= each < _LONGEST for each in shape):
         raise ValueError("a shape is no list of lengths")
     return shape
 
