@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from soak_report import checks, page, summary
+from soak_report import ALIVE, checks, page, summary
 from soak_rude import Rude
 from soak_worker import MODEL, Tally, memory
 
@@ -40,6 +40,8 @@ from tinkex.testing import make_tiny_model
 
 HERE = Path(__file__).parent
 HOUR = 3600.0
+LOCK = "engine.lock"
+"""What an engine's folder holds as long as there is one."""
 
 
 class Plan:
@@ -185,6 +187,17 @@ class Server:
             }
         return found
 
+    def opened(self) -> dict[str, Counter[str]]:
+        """What the processes have open."""
+        found: dict[str, Counter[str]] = {}
+        for name, process in self.processes.items():
+            found[name] = Counter()
+            for entry in os.scandir(f"/proc/{process}/fd"):
+                with contextlib.suppress(OSError):
+                    place = os.readlink(entry.path).replace(str(self.state), "state")
+                    found[name][place.partition(":[")[0]] += 1
+        return found
+
     def disk(self) -> dict[str, float]:
         """Megabytes by part of the state folder; looked up now and then."""
         if time.monotonic() - self._sized > 15:
@@ -198,6 +211,16 @@ class Server:
             self._sizes = {name: round(size / 1e6, 3) for name, size in sizes.items()}
             self._sized = time.monotonic()
         return self._sizes
+
+    def files(self) -> dict[str, int]:
+        """How many files lie where those of models, samplers and checkpoints are."""
+        found: Counter[str] = Counter()
+        for part in ("checkpoints", "snapshots", "engine"):
+            for place, _, names in os.walk(self.state / part):
+                found.update(
+                    f"{Path(place).relative_to(self.state)}/{name}" for name in names if name != LOCK
+                )
+        return dict(found)
 
     def complaints(self) -> Counter[str]:
         """What its log says went wrong."""
@@ -237,6 +260,7 @@ class Soak:
         self.workers: list[Worker] = []
         self.records: list[dict[str, Any]] = []
         self.shift = 0.0
+        self.opened: dict[str, Counter[str]] = {}
         self.began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -275,6 +299,7 @@ class Soak:
 
         asyncio.run(once())
         time.sleep(2.0)
+        self.opened = self.server.opened()
         return self.server.outside()
 
     def start(self) -> None:
@@ -329,9 +354,13 @@ class Soak:
         until = time.monotonic() + 1.5 * self.plan.session + 30
         while time.monotonic() < until:
             time.sleep(1.0)
-            left, rest = self.server.inside(), self.server.outside()
+            # Before a connection is opened to look inside.
+            rest, opened = self.server.outside(), self.server.opened()
+            left = self.server.inside()
+            left["files"] = self.server.files()
+            left["opened"] = {name: dict(found - self.opened[name]) for name, found in opened.items()}
             same = all(rest[name]["handles"] == idle[name]["handles"] for name in idle)
-            if same and not any(left[name] for name in ("sessions", "models", "samplers", "pending")):
+            if same and not any(left[name] for name in ALIVE) and not any(left["files"].values()):
                 break
         (self.out / "objects.json").write_text(json.dumps(self.server.inside("?objects"), indent=1))
         return left, rest

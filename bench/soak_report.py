@@ -14,6 +14,8 @@ FAIR = 0.6
 """Least part of the median tenant's steps that the slowest has."""
 ALIVE = ("sessions", "models", "samplers", "pending", "operations")
 """What is gone when everybody is."""
+STATE = ("store", "snapshots", "checkpoints", "engine")
+"""The parts of the state folder that matter."""
 Look: TypeAlias = Callable[[dict[str, Any]], float | None]
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 56, 22
 _COLOURS = ("#0b7285", "#c2255c", "#5c940d", "#e67700", "#5f3dc4")
@@ -36,11 +38,15 @@ def checks(facts: dict[str, Any]) -> list[Check]:
         text = f"median of the last third {last:.1f} MB, of the second {second:.1f} MB: {last / second:.3f}"
         found.append(Check(f"{name} memory", last <= GROWTH * second, f"{text} (limit {GROWTH})"))
         before, after = facts["idle"][name]["handles"], facts["rest"][name]["handles"]
-        found.append(Check(f"{name} handles", before == after, f"{before} before, {after} after"))
+        more = _listed(facts["left"]["opened"][name])
+        found.append(Check(f"{name} handles", before == after, f"{before} before, {after} after {more}"))
     alive = {
         name: facts["left"][name] for name in ("sessions", "models", "samplers", "pending", "operations")
     }
     found.append(Check("nothing left alive", not any(alive.values()), _listed(alive)))
+    files = facts["left"]["files"]
+    shown = ", ".join(list(files)[:5]) or "none"
+    found.append(Check("no files left", not files, f"{len(files)}: {shown}"))
     errors = facts["errors"]
     found.append(Check("no errors", not errors, _listed(errors) or "none"))
     steps = sorted(facts["steps"].values()) or [0]
@@ -119,8 +125,8 @@ def page(facts: dict[str, Any], found: Sequence[Check]) -> str:
         _plot("sessions, models, samplers", records, _inside("sessions", "models", "samplers")),
         _plot("operations in line, tasks", records, _inside("operations", "tasks")),
         _plot("results at hand, samples noted", records, _inside("tickets", "noted")),
-        _plot("state folder, MB", records, {"all": lambda r: sum(r["disk"].values()),
-              "store": lambda r: r["disk"].get("store", 0.0)}),
+        _plot("state folder, MB", records,
+              {n: lambda r, n=n: r["disk"].get(n, 0.0) for n in STATE}),
         _plot("clients' memory, MB", records,
               {n: lambda r, n=n: r["clients"][n] for n in records[-1]["clients"]}),
         _plot("jumps of the server's date, s", records, {"shift": lambda r: r["shift"]}),
