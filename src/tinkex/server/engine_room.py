@@ -32,7 +32,10 @@ State: TypeAlias = Literal["starting", "up", "down", "closed"]
 Waiter: TypeAlias = Callable[[Answer], None]
 MakeLink: TypeAlias = Callable[[Path, int, Callable[[Answer], None], Callable[[str], None]], EngineLink]
 SampleAnswer: TypeAlias = SampleAccepted | TokenStep | SampleDone | Failed
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 120.0
+"""Seconds between two starts of an engine that does not come up, or does not stay up, in the end."""
+AT_ONCE = 5
+"""Engines in a row that may die before they have answered anything and be started again at once."""
 
 
 class Listener(Protocol):
@@ -64,6 +67,10 @@ class EngineRoom:
         """Told everything about samples."""
         self._link: EngineLink | None = None
         self._waiters: dict[str, Waiter] = {}
+        self._answered = False
+        """Whether this engine has answered anything."""
+        self._idle_deaths = 0
+        """Engines in a row that died before they had."""
         self._numbers = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -86,6 +93,10 @@ class EngineRoom:
         """Start the engine in the background."""
         self._task = asyncio.get_running_loop().create_task(self._start())
 
+    async def _start_later(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        await self._start()
+
     async def close(self) -> None:
         """Stop the engine for good."""
         self.state = "closed"
@@ -102,7 +113,7 @@ class EngineRoom:
         while self.state != "closed":
             try:
                 link = self._make_link(self.folder, self.epoch, self._deliver, self._lost)
-                self._link = link
+                self._link, self._answered = link, False
                 if isinstance(link, PulsingLink):
                     link.pulse = self._watchdog.beat
                     self._watchdog.begin()
@@ -141,10 +152,17 @@ class EngineRoom:
         self.reason = f"the engine died ({reason}) and is being started again"
         self.epoch += 1
         self.restarts += 1
+        self._idle_deaths = 0 if self._answered else self._idle_deaths + 1
         self._forget(reason)
         for listener in self.listeners:
             listener.engine_lost(reason)
-        self.start()
+        if self._idle_deaths <= AT_ONCE:
+            self.start()
+            return
+        pause = min(2.0 ** (self._idle_deaths - AT_ONCE - 1), LONGEST_PAUSE)
+        log.error("the engine of %s does not stay up; trying again in %.0f s", self.folder.name, pause)
+        self.state = "down"
+        self._task = asyncio.get_running_loop().create_task(self._start_later(pause))
 
     def _forget(self, reason: str) -> None:
         """Nobody will answer those who wait: calls are told, operations are begun anew."""
@@ -190,6 +208,7 @@ class EngineRoom:
 
     def _deliver(self, answer: Answer) -> None:
         self._watchdog.answered()
+        self._answered = True
         if isinstance(answer, (TokenStep, SampleAccepted, SampleDone)):
             if answer.epoch == self.epoch:
                 self.sampled(answer)
