@@ -143,6 +143,7 @@ class Trained:
         self.client = self.service.create_lora_training_client(MODEL, rank=RANK, seed=1)
         self.seconds: list[float] = []
         self.cpu: list[float] = []
+        self.engine_cpu: list[float] = []
 
     def train(self, steps: int) -> None:
         """So many steps, two of them on their way at any time."""
@@ -154,20 +155,23 @@ class Trained:
                 under_way.pop(0).result()
         under_way.pop().result()
         self.seconds.append((time.monotonic() - began) / steps)
-        self.cpu.append((self._spent() - spent) / steps)
+        server, engine = ((b - a) / steps for a, b in zip(spent, self._spent(), strict=True))
+        self.cpu.append(server)
+        self.engine_cpu.append(engine)
 
-    def _spent(self) -> float:
-        """CPU seconds of the server and its engine."""
-        total = 0
-        for process in (self.served.pid, self.served.engine()):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-        return total / os.sysconf("SC_CLK_TCK")
+    def _spent(self) -> tuple[float, float]:
+        """CPU seconds of the server and of its engine."""
+        return _cpu(self.served.pid), _cpu(self.served.engine())
 
     def stop(self) -> None:
         """Let go of it."""
         self.service.close()
         self.served.stop()
+
+
+def _cpu(process: int | None) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cost(folder: Path, model: Path, turns: int, steps: int) -> bool:
@@ -176,8 +180,8 @@ def cost(folder: Path, model: Path, turns: int, steps: int) -> bool:
     for each in (with_, without):
         # Half a snapshot's time further, so that all that a turn begins is done before it ends.
         each.train(steps + SNAPSHOT_STEPS // 2)
-        each.seconds.clear()
-        each.cpu.clear()
+        for measured in (each.seconds, each.cpu, each.engine_cpu):
+            measured.clear()
     for turn in range(turns):
         # Who begins changes, so that a machine that slows down meanwhile is no one's fault.
         for each in (with_, without) if turn % 2 else (without, with_):
@@ -185,11 +189,13 @@ def cost(folder: Path, model: Path, turns: int, steps: int) -> bool:
     for each in (with_, without):
         each.stop()
     for name, each in (("snapshots", with_), ("none", without)):
-        rate, busy = 1 / fastest(each.seconds), 1000 * statistics.mean(each.cpu)
-        print(f"{name:>10}: {rate:6.1f} steps/s, {busy:6.2f} CPU ms a step")
+        rate = 1 / fastest(each.seconds)
+        server, engine = (1000 * statistics.median(found) for found in (each.cpu, each.engine_cpu))
+        print(f"{name:>10}: {rate:6.1f} steps/s, CPU ms a step {server:5.2f} server, {engine:5.2f} engine")
     overhead = fastest(with_.seconds) / fastest(without.seconds) - 1
     middle = statistics.median(a / b for a, b in zip(with_.seconds, without.seconds, strict=True)) - 1
-    busy = statistics.mean(with_.cpu) / statistics.mean(without.cpu) - 1
+    spent = [sum(map(statistics.median, (each.cpu, each.engine_cpu))) for each in (with_, without)]
+    busy = spent[0] / spent[1] - 1
     print(
         f"snapshots cost {100 * overhead:+.1f} % of time (goal {100 * GOAL:.0f} %), "
         f"{100 * middle:+.1f} % in the median of neighbouring turns, {100 * busy:+.1f} % of CPU",

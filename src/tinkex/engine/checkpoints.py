@@ -196,7 +196,8 @@ class fresh_folder:  # noqa: N801
     def __enter__(self) -> Path:
         shutil.rmtree(self.aside, ignore_errors=True)
         try:
-            make_folders(self.aside)
+            make_folders(self.folder.parent)
+            self.aside.mkdir()
         except BaseException:
             shutil.rmtree(self.aside, ignore_errors=True)
             raise

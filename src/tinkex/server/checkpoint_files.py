@@ -79,7 +79,8 @@ def _copy(source: Path, target: Path) -> None:
         raise FileNotFoundError(source.name)
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    make_folders(aside, 0o700)
+    make_folders(target.parent, 0o700)
+    aside.mkdir(mode=0o700)
     try:
         for name in names:
             place = aside / name
