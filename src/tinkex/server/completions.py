@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import takewhile
 
 from .tickets import Bell
@@ -19,7 +20,7 @@ class Completions:
     __slots__ = ("_events", "_last", "bell")
 
     def __init__(self, start: int) -> None:
-        self._events: dict[str, tuple[int, int | None]] = {}
+        self._events: OrderedDict[str, tuple[int, int | None]] = OrderedDict()
         """By id: number and size, in order of their numbers."""
         self._last = start
         self.bell = Bell()
@@ -35,7 +36,7 @@ class Completions:
         self._events.pop(id, None)
         self._events[id] = (self._last, size)
         if len(self._events) > KEPT:
-            del self._events[next(iter(self._events))]
+            self._events.popitem(last=False)
         self.bell.ring()
 
     def forget(self, id: str) -> None:
