@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from .errors import InvalidArgumentError
 
-__all__ = ["DEFAULT_BASE_URL", "Config", "Secret", "normalize_url"]
+__all__ = ["DEFAULT_BASE_URL", "Config", "Secret", "is_this_machine", "normalize_url"]
 
 DEFAULT_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL = "local"  # a base URL that stands for a server of one's own
@@ -176,6 +176,17 @@ def _proxy(url: str, env: Mapping[str, str]) -> str | None:
         if env.get(name):
             return env[name]
     return None
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether an address is of a server on this machine."""
+    host = "localhost" if url == LOCAL else urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _exempt(url: str, listed: str) -> bool:

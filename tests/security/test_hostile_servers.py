@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import io
+import json
 import lzma
 import resource
 import tarfile
@@ -14,9 +16,12 @@ from typing import Any
 
 import pytest
 
+import tinkex
 from tests.net.test_transport_errors import exchange
 from tinkex.client.archives import unpack
-from tinkex.errors import APIConnectionError, DownloadError
+from tinkex.client.local_files import LocalFiles
+from tinkex.config import is_this_machine
+from tinkex.errors import APIConnectionError, DownloadError, InvalidArgumentError
 from tinkex.net import aiohttp_transport, http1_transport
 from tinkex.net.transport import Request
 
@@ -102,3 +107,55 @@ def test_an_answer_cannot_fill_the_memory(
     }[how]
     with pytest.raises(APIConnectionError):
         exchange(made(), answer, lambda port: Request("GET", f"http://127.0.0.1:{port}/", {}, None, 5, 5))
+
+
+# ---- handles
+
+
+def handle(**holder: Any) -> str:
+    held = {"default_headers_overrides": {}, "client_config": {}, "client_dynamic_config": {}, **holder}
+    state = {"session_id": "s-1", "sampling_session_id": "s-1:sample:0", "holder": held}
+    return base64.urlsafe_b64encode(json.dumps(state).encode()).decode()
+
+
+def test_a_handle_does_not_have_ones_key_sent_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-mine-and-nobody-elses")
+    monkeypatch.setenv("TINKER_BASE_URL", "https://mine.example")
+    for url in ("https://evil.example", "https://mine.example.evil.example", "http://mine.example",
+                "https://mine.example:444", "https://mine.example@evil.example"):  # fmt: skip
+        with pytest.raises(InvalidArgumentError, match="pass api_key"):
+            tinkex.SamplingClient.from_sampler_handle(handle(base_url=url))
+    # For the server one uses, for this machine, and with a key that is meant for it, it is a sampler.
+    for url, given in (
+        ("https://mine.example/", None), ("http://127.0.0.1:1", None), ("http://localhost:1", None),
+        ("https://other.example", "tml-meant-for-the-other"),
+    ):  # fmt: skip
+        made = tinkex.SamplingClient.from_sampler_handle(handle(base_url=url), api_key=given)
+        assert made.sampling_session_id == "s-1:sample:0"
+
+
+def test_a_handle_does_not_have_a_local_servers_key_sent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = LocalFiles(tmp_path / "state")
+    files.make()
+    key = files.key()
+    monkeypatch.setenv("TINKER_BASE_URL", "https://evil.example")  # even if it were one's own
+    held = {"base_url": "https://evil.example", "local_state": str(tmp_path / "state")}
+    made = tinkex.SamplingClient.from_sampler_handle(handle(**held))
+    assert made.holder.connection.config.api_key is None
+    here = tinkex.SamplingClient.from_sampler_handle(handle(**{**held, "base_url": "http://127.0.0.1:1"}))
+    assert here.holder.connection.config.api_key == key
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8787", True), ("http://127.5.5.5", True), ("http://[::1]:1", True),
+        ("http://localhost", True), ("http://localhost.evil.example", False), ("http://10.0.0.1", False),
+        ("http://127.0.0.1.evil.example", False), ("http://0x7f000001", False),
+        ("http://[::ffff:10.0.0.1]", False),
+    ],
+)  # fmt: skip
+def test_what_this_machine_is(url: str, here: bool):
+    assert is_this_machine(url) is here

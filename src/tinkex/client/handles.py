@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..config import Config, Secret
+from ..config import Config, Secret, is_this_machine, normalize_url
 from ..errors import InvalidArgumentError
 from ..net.locks import new_lock
 from ..types.service import ClientConfigResponse, ClientDynamicConfigResponse
@@ -65,9 +65,21 @@ def read_handle(handle: str, api_key: str | None) -> SamplingClient:
     except (ValueError, TypeError):
         raise InvalidArgumentError("this is not a sampler handle, or it is cut off") from None
     try:
+        if api_key is None:
+            _check_server(state["holder"])
         return _restore(state, api_key, None)
     except (KeyError, TypeError, AttributeError):
         raise InvalidArgumentError("this is not a sampler handle: something is missing") from None
+
+
+def _check_server(held: dict[str, Any]) -> None:
+    """Refuse a handle that would have this process's own key sent to a server it does not use."""
+    url, own = normalize_url(held["base_url"]), Config.resolve().base_url
+    if url != own and not held.get("api_key") and not is_this_machine(url):
+        raise InvalidArgumentError(
+            f"this handle is of {url}, and your credential is for {own}: name the server in "
+            "TINKER_BASE_URL, or pass api_key=… for it"
+        )
 
 
 def pickled(client: SamplingClient) -> Any:
@@ -85,7 +97,7 @@ def _restore(state: dict[str, Any], api_key: str | None, retry_config: Any) -> S
         api_key=api_key or held.get("api_key"),
         headers=held.get("default_headers_overrides") or {},
     )
-    if held.get("local_state") and config.api_key is None:
+    if held.get("local_state") and config.api_key is None and is_this_machine(config.base_url):
         config = join_again(config, held["local_state"])
     session_id = state["session_id"]
     digest = (config.api_key or Secret("")).digest
