@@ -18,21 +18,12 @@ from ..types.losses import LossFnType, check_loss
 from ..types.model import GetInfoRequest, GetInfoResponse
 from ..types.optimizer import AdamParams, OptimParams, OptimParamsBase, OptimStepRequest, OptimStepResponse
 from ..types.rules import shown
-from ..types.weights import (
-    LoadWeightsRequest,
-    LoadWeightsResponse,
-    SaveWeightsExternalRequest,
-    SaveWeightsExternalResponse,
-    SaveWeightsForSamplerRequest,
-    SaveWeightsForSamplerResponse,
-    SaveWeightsRequest,
-    SaveWeightsResponse,
-)
+from ..types.weights import SaveWeightsForSamplerRequest
 from ..wire.jsonbody import encode
 from ..wire.passes import PassBody, estimate_bytes
-from ..wire.paths import check_name
 from ..wire.routes import route
 from .future import Future
+from .model_checkpoints import Checkpoints
 from .model_line import ModelLine
 from .retry_config import RetryConfig
 from .session import Session
@@ -55,7 +46,7 @@ _SMALL_RATE, _SMALL_RATE_STEPS = 2e-5, 20
 CustomLossFn = Callable[[list[Datum], list[Any]], tuple[Any, dict[str, float]]]
 
 
-class TrainingClient(Texts):
+class TrainingClient(Checkpoints, Texts):
     """Trains one model.
 
     Calls are sent in the order in which they are made and return at once with a future; the next
@@ -293,133 +284,6 @@ class TrainingClient(Texts):
                 "rate for full fine-tuning; LoRA wants about ten times more (1e-4 to 5e-4).",
             )
 
-    def save_state(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: dict[str, str] | None = None,
-    ) -> Future[SaveWeightsResponse]:
-        """Save weights and optimizer state, to go on training from."""
-        check_name(name)
-        return self._line.operate(
-            route("save_weights"),
-            SaveWeightsRequest(
-                model_id=self.model_id,
-                path=name,
-                ttl_seconds=ttl_seconds,
-                overwrite=overwrite,
-                user_metadata=user_metadata,
-            ),
-            lambda result: result,
-        )
-
-    async def save_state_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: dict[str, str] | None = None,
-    ) -> Future[SaveWeightsResponse]:
-        """Save weights and optimizer state, to go on training from."""
-        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
-
-    def _load(self, path: str, optimizer: bool, token: str | None) -> Future[LoadWeightsResponse]:
-        return self._line.operate(
-            route("load_weights"),
-            LoadWeightsRequest(
-                model_id=self.model_id,
-                path=path,
-                optimizer=optimizer,
-                weights_access_token=token,
-            ),
-            lambda result: result,
-        )
-
-    def load_state(self, path: str, weights_access_token: str | None = None) -> Future[LoadWeightsResponse]:
-        """Load weights into this model (deprecated: create a client from the checkpoint instead)."""
-        _deprecated_load("load_state", "create_training_client_from_state")
-        return self._load(path, False, weights_access_token)
-
-    async def load_state_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> Future[LoadWeightsResponse]:
-        """Load weights into this model (deprecated: create a client from the checkpoint instead)."""
-        _deprecated_load("load_state_async", "create_training_client_from_state_async")
-        return self._load(path, False, weights_access_token)
-
-    def load_state_with_optimizer(
-        self, path: str, weights_access_token: str | None = None
-    ) -> Future[LoadWeightsResponse]:
-        """Load weights and optimizer state (deprecated: create a client from the checkpoint instead)."""
-        _deprecated_load("load_state_with_optimizer", "create_training_client_from_state_with_optimizer")
-        return self._load(path, True, weights_access_token)
-
-    async def load_state_with_optimizer_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> Future[LoadWeightsResponse]:
-        """Load weights and optimizer state (deprecated: create a client from the checkpoint instead)."""
-        _deprecated_load(
-            "load_state_with_optimizer_async", "create_training_client_from_state_with_optimizer_async"
-        )
-        return self._load(path, True, weights_access_token)
-
-    def save_weights_for_sampler(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        user_metadata: dict[str, str] | None = None,
-    ) -> Future[SaveWeightsForSamplerResponse]:
-        """Save weights under a name, to sample from; they never change afterwards."""
-        check_name(name)
-        return self._line.operate(
-            route("save_weights_for_sampler"),
-            SaveWeightsForSamplerRequest(
-                model_id=self.model_id,
-                path=name,
-                ttl_seconds=ttl_seconds,
-                user_metadata=user_metadata,
-            ),
-            lambda result: SaveWeightsForSamplerResponse(path=result.path, type=result.type),
-        )
-
-    async def save_weights_for_sampler_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        user_metadata: dict[str, str] | None = None,
-    ) -> Future[SaveWeightsForSamplerResponse]:
-        """Save weights under a name, to sample from; they never change afterwards."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
-
-    def save_weights_external(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        age_encryption_recipients: list[str] | None = None,
-    ) -> Future[SaveWeightsExternalResponse]:
-        """Save weights in a format other tools read, to be downloaded."""
-        check_name(name)
-        return self._line.operate(
-            route("save_weights_external"),
-            SaveWeightsExternalRequest(
-                model_id=self.model_id,
-                path=name,
-                ttl_seconds=ttl_seconds,
-                age_encryption_recipients=age_encryption_recipients,
-            ),
-            lambda result: SaveWeightsExternalResponse(path=result.path, type=result.type),
-        )
-
-    async def save_weights_external_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        age_encryption_recipients: list[str] | None = None,
-    ) -> Future[SaveWeightsExternalResponse]:
-        """Save weights in a format other tools read, to be downloaded."""
-        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
-
     # ---- sampling from this model
 
     def _ephemeral(self, retry_config: RetryConfig | None, stability: bool) -> Future[SamplingClient]:
@@ -528,14 +392,6 @@ def _check_loss_input(loss_type_input: str | None) -> None:
     warnings.warn("loss_type_input is deprecated: leave it out", DeprecationWarning, stacklevel=3)
     if loss_type_input != "logprobs":
         raise InvalidArgumentError(f"loss_type_input: only 'logprobs' is possible, got {loss_type_input!r}")
-
-
-def _deprecated_load(name: str, instead: str) -> None:
-    warnings.warn(
-        f"TrainingClient.{name}() is deprecated: use ServiceClient.{instead}()",
-        FutureWarning,
-        stacklevel=3,
-    )
 
 
 def _ignored_name(name: str | None) -> None:
