@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TextIO, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 __all__ = ["CommandError", "Mode", "Output", "UsageError"]
 
 Mode: TypeAlias = Literal["table", "json", "quiet"]
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class CommandError(Exception):
@@ -114,14 +116,15 @@ class Output:
 
     def line(self, text: str) -> None:
         """A line in every mode."""
-        self.stdout.write(f"{text.rstrip()}\n")
+        text = text.rstrip()
+        self.stdout.write(f"{_tame(text) if self.stdout.isatty() else text}\n")
 
     def warn(self, text: str) -> None:
         """Something the user should know, on stderr."""
         if self.mode == "json":
             self._object({"warning": text})
         else:
-            self.stderr.write(f"warning: {text}\n")
+            self.stderr.write(f"warning: {_tame(text)}\n")
 
     def error(self, error: CommandError) -> None:
         """Why the command failed and what to do, on stderr: one line, or one JSON object."""
@@ -129,12 +132,17 @@ class Output:
         if self.mode == "json":
             self._object({"error": message, "hint": hint, "exit_code": error.code})
         else:
-            self.stderr.write(f"tinkex: {message}{f' ({hint})' if hint else ''}\n")
+            self.stderr.write(_tame(f"tinkex: {message}{f' ({hint})' if hint else ''}") + "\n")
 
     def _object(self, data: Mapping[str, Any]) -> None:
         import json
 
         self.stderr.write(json.dumps(data) + "\n")
+
+
+def _tame(text: str) -> str:
+    """A text that gives a terminal no command: what a server or a file says is not ours."""
+    return _COMMANDS.sub("\ufffd", text)
 
 
 def _cell(value: Any) -> str:
