@@ -31,6 +31,41 @@ async def test_odd_numbers_in_a_query_are_refused(server: Machine):
             assert answer.status in (400, 422), (name, number, str(answer))
 
 
+DATES = {
+    "audit_log": ["day=9999-12-31", "day=0001-01-01", "day=0000-01-01", "day=9999999", "day=%00"],
+    "billing_usage": [
+        "starting_on=0001-01-01T00:00:00%2B23:59&ending_before=0001-01-02T00:00:00Z",
+        "starting_on=9999-12-31T00:00:00Z&ending_before=9999-12-31T23:00:00-23:59",
+        "starting_on=0001-01-01T00:00:00Z&ending_before=0001-01-02T00:00:00Z",
+        "starting_on=99999999999999999999&ending_before=-1",
+    ],
+}
+
+
+@running(kind="sqlite")
+async def test_no_date_breaks_the_books(server: Machine):
+    for name, queries in DATES.items():
+        for query in queries:
+            answer = await server.ann(name, query=f"event_type=all&{query}")
+            assert answer.status in (200, 400, 422), (query, str(answer))
+
+
+@running(kind="sqlite")
+async def test_a_search_for_the_same_many_times_is_one_search(server: Machine):
+    await server.ann.session()
+    base = {"user_metadata": {}, "owner": {"type": "accessible"}, "limit": 50}
+    many = [{"type": "active"}] * 10_000
+    found = await server.ann.ok("search_sessions", {**base, "statuses": many})
+    assert len(found["sessions"]) == 1
+    for more in (
+        {"project_ids": [str(number) for number in range(10_000)]},
+        {"user_metadata": {str(number): "x" for number in range(10_000)}},
+        {"display_name": "%_" * 10_000},
+        {"display_name": "\0"},
+    ):
+        assert (await server.ann.ok("search_sessions", {**base, **more}))["sessions"] == []
+
+
 @served
 async def test_odd_paths_lead_nowhere(rig: Rig):
     for path in PATHS:

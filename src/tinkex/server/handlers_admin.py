@@ -29,6 +29,7 @@ from .records import SessionRow, UsageRow
 EVENT_TYPES = ("all", "checkpoints", "projects", "teams", "organizations")
 LONGEST_WINDOW = timedelta(days=14)
 HOUR = timedelta(hours=1)
+DAY_SECONDS = 86400.0
 GIGABYTE = 10**9
 STORAGE = "storage"
 """The rate of storage: dollars for a gigabyte and month."""
@@ -46,8 +47,8 @@ async def _audit(ask: Ask) -> Answer:
     start = _midnight(ask, day)
     # The names of kinds are plural, those of events are not: `checkpoints` has `checkpoint.created`.
     prefixes = () if kind == "all" else (f"{kind.removesuffix('s')}.",)
-    end = start + timedelta(days=1)
-    rows = await ask.service.store.audit(ask.owner, start.timestamp(), end.timestamp(), prefixes)
+    first = start.timestamp()  # the last day of all has no next one
+    rows = await ask.service.store.audit(ask.owner, first, first + DAY_SECONDS, prefixes)
     return AuditLogResponse(
         entries=[
             AuditLogEntry(
@@ -105,7 +106,10 @@ def _hour(field: str, at: datetime) -> int:
     """Hours since 1970; anything but a whole hour is refused."""
     if at.tzinfo is None:
         raise Problem(400, f"{field}: {at.isoformat()} has no time zone; write it as 2026-01-31T00:00:00Z")
-    at = at.astimezone(UTC)
+    try:
+        at = at.astimezone(UTC)
+    except OverflowError:
+        raise Problem(400, f"{field}: {at.isoformat()} is no date in UTC") from None
     if at.minute or at.second or at.microsecond:
         raise Problem(400, f"{field}: {at.isoformat()} is not a whole hour in UTC")
     return round(at.timestamp()) // 3600

@@ -124,10 +124,13 @@ async def _filter(ask: Ask, body: SessionSearchRequest) -> SessionFilter | None:
     }:
         return None
     statuses: list[tuple[StoredStatus, tuple[str, ...]]] = []
+    seen: set[tuple[StoredStatus, tuple[str, ...]]] = set()
     for query in body.statuses or ():
         reasons = query.reasons if isinstance(query, ClientFinishedSessionStatusQuery) else None
-        if query.type in _STORED:
-            statuses.append((_STORED[query.type], tuple(reasons or ())))
+        wanted = (_STORED[query.type], tuple(sorted(set(reasons or ())))) if query.type in _STORED else None
+        if wanted is not None and wanted not in seen:
+            seen.add(wanted)
+            statuses.append(wanted)
     if body.statuses and not statuses:
         return None
     if body.project_ids is not None and not body.project_ids:
