@@ -11,8 +11,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import InvalidArgumentError
 from ..types.model_input import ModelInput
@@ -21,6 +20,7 @@ from ..types.sample_response import SampleResponse
 from ..types.sampling import SampleRequest
 from .channel import Channel, warn_if_in_loop
 from .future import Future, Progress
+from .reader import Reader
 from .session import Session
 
 __all__ = ["ManySamples", "SampleInput", "Sampled"]
@@ -49,7 +49,7 @@ class Sampled:
         return self.response
 
 
-class ManySamples:
+class ManySamples(Reader):
     """The results of many samples, as they complete or in the order of the input.
 
     At most `concurrency` items are under way or wait to be read.  Leaving early — `close()`, the end of
@@ -93,9 +93,6 @@ class ManySamples:
 
     # ---- reading from a thread
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Sampled:
         if self._inputs is None:
             raise InvalidArgumentError("items: an async iterable is read with `async for`")
@@ -125,9 +122,6 @@ class ManySamples:
             started += 1
 
     # ---- reading from a task
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Sampled:
         if self._inputs is not None:
@@ -208,38 +202,6 @@ class ManySamples:
             self.close()
             raise sampled.error
         return sampled
-
-    # ---- the end
-
-    def close(self) -> None:
-        """Cancel what is under way; again is harmless."""
-        self._stop()
-
-    async def aclose(self) -> None:
-        """Cancel what is under way; again is harmless."""
-        self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 async def _one(

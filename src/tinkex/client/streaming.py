@@ -11,8 +11,7 @@ import weakref
 import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from .._lazy import np
 from ..errors import (
@@ -36,6 +35,7 @@ from ..wire.results import read_samples
 from ..wire.routes import route
 from .channel import Channel, warn_if_in_loop
 from .future import Future, Progress
+from .reader import Reader
 from .retry_config import RetryConfig
 from .sample_runner import SampleRunner, check_answer
 
@@ -56,7 +56,7 @@ class StreamedTokens:
     stop_reason: StopReason | None = None
 
 
-class SampleStream:
+class SampleStream(Reader):
     """The tokens of a sample as they come; afterwards `response` has the whole result.
 
     The sample starts when the stream is made.  A reader that falls behind stops the reading from
@@ -85,9 +85,6 @@ class SampleStream:
         """The server's id of the sample, once it has one."""
         return self._work.request_id
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> StreamedTokens:
         if not self._channel.ready():
             warn_if_in_loop("`async for`")
@@ -100,9 +97,6 @@ class SampleStream:
             raise StopIteration
         return item
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> StreamedTokens:
         try:
             item = await self._channel.get_async()
@@ -112,36 +106,6 @@ class SampleStream:
             self.response = item
             raise StopAsyncIteration
         return item
-
-    def close(self) -> None:
-        """Read no more and let the server know; again is harmless."""
-        self._stop()
-
-    async def aclose(self) -> None:
-        """Read no more and let the server know; again is harmless."""
-        self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _stop(channel: Channel[Any], work: Future[None]) -> None:
