@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -35,3 +36,13 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(PermissionError, match="somebody else"):
         LocalFiles(folder).make()
     assert list(folder.iterdir()) == []
+
+
+def test_temporary_files_are_made_where_nobody_can_guess_them():
+    """No fixed place that others may write, no name that can be taken before: `tempfile`'s own makers."""
+    source = Path(__file__).parents[2] / "src" / "tinkex"
+    for path in source.rglob("*.py"):
+        text = path.read_text()
+        assert not re.search(r"""["'](/tmp|/var/tmp|/dev/shm)\b""", text), path.name
+        for called in re.findall(r"tempfile\.(\w+)\(", text):
+            assert called in {"mkstemp", "mkdtemp", "TemporaryDirectory", "TemporaryFile"}, path.name
