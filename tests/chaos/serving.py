@@ -25,7 +25,7 @@ from .power import Power
 KEY = "tml-killed-and-killed-again"
 MODEL = "tiny/model"
 PATIENCE = 120.0
-SNAPSHOTS = ("--snapshot-steps", "3")
+SNAPSHOTS = ("--snapshot-steps", "3", "--snapshot-seconds", "0")
 DETERMINISTIC = (*SNAPSHOTS, "--deterministic")
 _ID = re.compile(r"\bs-[0-9a-f]{16}")
 

@@ -117,7 +117,7 @@ class Machine:
             self.folders.path,
             limits=replace(Limits(), **self.limits),
             times=replace(Times(), **self.times),
-            **self.options,
+            **{"snapshot_seconds": 0.0, **self.options},
         )
         self.service = Service(
             options, self.store, self.keys, self.folders, self._link, clock=self.clock, url="http://here"

@@ -179,6 +179,19 @@ async def test_a_snapshot_is_taken_every_so_many_steps_and_older_bodies_go(serve
     ]
 
 
+@running(options={"snapshot_steps": 1, "snapshot_seconds": 5.0})
+async def test_short_steps_are_not_each_snapshotted(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    taken = []
+    for number, pause in ((1, 0.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 10.0)):
+        await server.wait(pause)
+        await ann.done(await ann.step(model, number))
+        await server.settle()
+        taken.append((await server.store.get(ModelRow, model)).snapshot)
+    assert taken == [1, 1, 3, 3, 5]
+
+
 def _folders(server: Machine, model: str) -> list[str]:
     return sorted(each.name for each in server.folders.snapshot(model, 0).parent.iterdir())
 

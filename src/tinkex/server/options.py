@@ -141,7 +141,9 @@ class ServerOptions:
     in_process: bool = False
     """Run engines in this process (for tests)."""
     snapshot_steps: int = 16
-    """A model is snapshotted at least every so many optimizer steps."""
+    """A model is snapshotted every so many optimizer steps."""
+    snapshot_seconds: float = 1.0
+    """But after no fewer seconds: steps so short are done again faster than they are saved."""
     snapshot_bytes: int = 256 << 20
     """And when the operations since the last snapshot hold so many bytes."""
     min_free_bytes: int | None = None

@@ -21,7 +21,6 @@ from ..engine.messages import (
     Failed,
     PartFailure,
     PartResult,
-    SaveState,
     Train,
     TrainDone,
     Unload,
@@ -29,8 +28,9 @@ from ..engine.messages import (
 from .disk import short_of_room
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
-from .recovery import Unreadable, recover, snapshots_in
-from .store import Change, ForgetBodies, Put, StoreFailed
+from .recovery import Unreadable, recover
+from .snapshots import Snapshots
+from .store import Put, StoreFailed
 from .world import LiveModel
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class Scheduler:
         self._under_way: dict[str, list[Operation]] = {}
         """By model, what the engine was told and has not answered, in order."""
         self._ended: list[tuple[Operation, Outcome]] = []
-        self._snapshots: list[tuple[LiveModel, int, int]] = []
-        """(model, operation of the snapshot before, operation) of snapshots to be written down."""
-        self.saving = 0
-        """Snapshots the engine is writing."""
+        self.snapshots = Snapshots(service, room, self.models, self._write_soon)
         self._flushing = False
         self._recovering: asyncio.Task[None] | None = None
         self.restored: Callable[[str], None] = lambda model_id: None
@@ -231,19 +228,13 @@ class Scheduler:
             self._training = room.tell(
                 Train(room.epoch, name, parts), lambda answer: self._trained(passes, answer)
             )
-            self._snapshot_large(passes, after)
+            self.snapshots.after(passes, after)
         for operation in after:
             work = operation.work
             assert not isinstance(work, PassWork)
-            model = operation.model
-            message = work.message(room.epoch, operation.id, model.row)
+            message = work.message(room.epoch, operation.id, operation.model.row)
             room.tell(message, lambda answer, operation=operation: self._worked(operation, answer))  # type: ignore[misc]
-            if operation.kind == "optim_step":
-                model.steps_since += 1
-            options = self.service.options
-            due = model.steps_since >= options.snapshot_steps or model.bytes_since >= options.snapshot_bytes
-            if work.needs_snapshot or (operation.kind == "optim_step" and due):
-                self._snapshot(model, operation.seq)
+            self.snapshots.told(operation)
 
     def _trained(self, passes: Sequence[Operation], answer: Answer) -> None:
         if isinstance(answer, Failed) and answer.epoch < 0:
@@ -354,18 +345,14 @@ class Scheduler:
     def _flush(self) -> None:
         self._flushing = False
         ended, self._ended = self._ended, []
-        snapshots, self._snapshots = self._snapshots, []
-        self.service.spawn(self._write_down(ended, snapshots))
+        self.service.spawn(self._write_down(ended, self.snapshots.taken()))
 
     async def _write_down(
-        self, ended: list[tuple[Operation, Outcome]], snapshots: list[tuple[LiveModel, int, int]]
+        self, ended: list[tuple[Operation, Outcome]], snapshots: list[tuple[LiveModel, int]]
     ) -> None:
         # A snapshot is known only together with or after the end of its last operation: else a restart
         # would do that operation again on top of it.
-        known: list[Change] = []
-        for model, old, _ in snapshots:
-            # The one before it is kept with all that came after it, should the new one be damaged.
-            known += [Put(model.row), ForgetBodies(model.id, old)]
+        known = self.snapshots.changes(snapshots)
         if known:
             reach("snapshot: before its row")
         try:
@@ -374,65 +361,7 @@ class Scheduler:
             self.service.write_ends()
         if known:
             reach("snapshot: after its row")
-        for model, old, _ in snapshots:
-            for seq in await asyncio.to_thread(snapshots_in, self.service, model):
-                if seq < old:
-                    await self.service.remove_folder(self.service.folders.snapshot(model.id, seq))
-
-    # ---- snapshots
-
-    def _snapshot_large(self, passes: Sequence[Operation], after: Sequence[Operation]) -> None:
-        """Snapshot models whose passes have become large without a step to end them."""
-        # Twice as large: a snapshot after a step, which has no gradient to hold, is waited for a while.
-        most = 2 * self.service.options.snapshot_bytes
-        large = {each.model.id: each for each in passes if each.model.bytes_since >= most}
-        for operation in large.values():
-            if not any(each.model is operation.model and each.kind == "optim_step" for each in after):
-                self._snapshot(operation.model, operation.seq)
-
-    def snapshot_all(self) -> None:
-        """Have every model that rests written as it is, so that the next server has nothing to replay."""
-        for model in self.models.values():
-            row = model.row
-            if model.open and not model.under_way and row.watermark > row.snapshot:
-                self._snapshot(model, row.watermark)
-
-    def _snapshot(self, model: LiveModel, seq: int) -> None:
-        """Have the engine write the model as it is after this operation; then older bodies can go."""
-        room, row = self.room, model.row
-        folder = self.service.folders.snapshot(model.id, seq)
-        model.steps_since = model.bytes_since = 0
-
-        def saved(answer: Answer) -> None:
-            self.saving -= 1
-            if isinstance(answer, Failed):
-                if answer.epoch >= 0:
-                    log.error("model %s could not be snapshotted: %s", model.id, answer.text)
-                    self._snapshot_later(model)
-                return
-            old, row.snapshot = row.snapshot, seq
-            self._snapshots.append((model, old, seq))
-            self._write_soon()
-
-        name = room.next_name()
-        message = SaveState(room.epoch, name, model.id, str(folder), True, True, background=True)
-        self.saving += room.tell(message, saved)
-
-    def _snapshot_later(self, model: LiveModel) -> None:
-        """Try again to write a snapshot: without one, what is replayed grows and grows."""
-        if not model.snapshot_due:
-            model.snapshot_due = True
-            self.service.clock.call_later(LONGEST_PAUSE, lambda: self._snapshot_now(model))
-
-    def _snapshot_now(self, model: LiveModel) -> None:
-        model.snapshot_due = False
-        if self.models.get(model.id) is not model:
-            return
-        told = model.line.next - 1  # everything before the next in line has been told to the engine
-        if not model.open or not self.room.up:
-            self._snapshot_later(model)
-        elif told > model.row.snapshot:
-            self._snapshot(model, told)
+        await self.snapshots.remove_older(snapshots)
 
     # ---- the engine's comings and goings
 

@@ -6,6 +6,7 @@ Looking for what is not there, or is somebody else's, is the same 404.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from ..types import CreateCustomLossRequest
@@ -54,6 +55,8 @@ class LiveModel:
     """Operations the engine has and has not answered."""
     steps_since: int = 0
     """Optimizer steps since the last snapshot."""
+    snapshot_at: float = -inf
+    """When that was taken, on the monotonic clock."""
     bytes_since: int = 0
     """Bytes of the operations since the last snapshot."""
     saving: set[str] = field(default_factory=set)
