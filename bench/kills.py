@@ -136,7 +136,7 @@ def main() -> int:
     if chosen.notes:
         print(noted(chosen.notes))
     if chosen.fast:
-        print(f"largest difference of a number {furthest:.2e}, allowed are {within:.0e}")
+        print(f"largest difference of a number {furthest:.2e}, allowed are {within:.1e}")
     print("\n".join(wrong))
     return bool(wrong)
 
