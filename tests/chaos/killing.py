@@ -41,7 +41,7 @@ CUTS = (
 """The machine goes down: at any time, or at a moment of the server or engine."""
 EVERYWHERE = (*AT_RANDOM, *SERVER_POINTS, *RESTART_POINTS, *ENGINE_POINTS, *(CUTS if COMPILER else ()))
 FAST_WITHIN = 1.3e-6
-"""How far apart numbers may lie without determinism: ten times what `bench/replay_spread.py` has measured."""
+"""How far apart numbers may lie without determinism: ten times what bench/replay_spread.py measures."""
 _REACHED_BY = 20.0
 
 
