@@ -484,3 +484,20 @@ def test_files_that_cannot_grow_delay_work_and_lose_nothing(size: int, tmp_path:
             assert (await journey(Patient(server), session), state_of(server.engine)) == wanted
 
     asyncio.run(main())
+
+
+@running(options={"snapshot_steps": 1})
+async def test_a_snapshot_tried_again_is_of_the_last_operation_that_was_done(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    server.engine.fail_next(SaveState, FULL, "disk")
+    await ann.done(await ann.step(model, 1))
+    await ann.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {"eps": -1}})
+    await server.settle()
+    await server.wait(31)
+    row = server.service.world.models[model].row
+    assert row.snapshot == row.watermark == 1
+    await ann.done(await ann.step(model, 3))
+    before = state_of(server.engine)
+    await server.restart()
+    assert state_of(server.engine) == before

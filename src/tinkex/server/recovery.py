@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from .engine_room import EngineRoom
 from .operations import PassWork
 from .problems import Failure, Problem
 from .records import OperationRow
+from .snapshots import snapshots_in
 from .store import Page, Put, StoreFailed
 from .world import LiveModel
 
@@ -74,15 +74,6 @@ def _older(service: Service, model: LiveModel) -> list[int]:
     """The snapshots before a model's newest, the latest first; -1: its creation."""
     newest = model.row.snapshot
     return [*sorted((each for each in snapshots_in(service, model) if each < newest), reverse=True), -1]
-
-
-def snapshots_in(service: Service, model: LiveModel) -> list[int]:
-    """The operations after which snapshots of a model lie on the disk."""
-    place = service.folders.snapshot(model.id, 0).parent
-    try:
-        return [int(name) for name in os.listdir(place) if name.isdecimal()]
-    except FileNotFoundError:
-        return []
 
 
 def _whole(found: Sequence[OperationRow], after: int, upto: int) -> bool:

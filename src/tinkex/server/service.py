@@ -187,7 +187,7 @@ class Service:
             await self.settled(max(0.0, self._drained_by - self.clock.monotonic()))
             if self.clock.monotonic() < self._drained_by:
                 for scheduler in self.schedulers.values():
-                    scheduler.snapshot_all()
+                    scheduler.snapshots.take_all()
         await self._rest()
 
     async def _rest(self) -> None:
@@ -222,7 +222,7 @@ class Service:
     def busy(self) -> bool:
         """Whether an engine is at work on something it could finish."""
         return any(model.under_way for model in self.world.models.values()) or any(
-            room.up and (len(self.desks[folder]) or self.schedulers[folder].saving)
+            room.up and (len(self.desks[folder]) or self.schedulers[folder].snapshots.under_way)
             for folder, room in self.rooms.items()
         )
 
@@ -519,6 +519,11 @@ class Service:
         """Wait until everything that has ended is written, or so long."""
         if self._writes:
             await self._all_written.wait(self.clock, seconds)
+
+    @property
+    def settling(self) -> bool:
+        """Whether something that has ended is not written yet."""
+        return self._writes > 0
 
     def write_begins(self) -> None:
         """Something has ended that is not written yet."""
