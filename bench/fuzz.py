@@ -1,12 +1,13 @@
 """Many damaged inputs for everything that reads foreign bytes: does any of it fail as it should not?
 
     python bench/fuzz.py [--inputs 1000000] [--seed N] [--only NAME ...] [--minutes M] [--keep FOLDER]
-                         [--at NUMBER] [--list]
+                         [--at NUMBER] [--input FILE] [--list]
 
 Each decoder gets valid inputs that were changed: bits, lengths, numbers, nesting, repetition, text. It must
 answer a value or raise an error it is documented to raise, within two seconds of computing and without
 taking memory. Anything else is a finding, told with the seed and number that make its input again (`--only
 NAME --seed N --at NUMBER` runs that one alone and shows where it fails). `--only` takes names' beginnings.
+Where valid inputs are made anew each time (state folders), only a kept one is the same again: `--input FILE`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from tests.fuzz.running import Report, Target, input_of, run, save, unlike
 from tests.fuzz.targets import known
 
 
-def one(target: Target, seed: int, number: int) -> int:
+def one(target: Target, data: bytes) -> int:
     """Run a single input, its error as it is."""
-    data = input_of(target, seed, number, target.corpus())
     print(f"{target.name}: {len(data)} bytes: {data[:400]!r}")
     print(repr(target.read(data))[:2000])
     return 0
@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long")
     parser.add_argument("--keep", type=Path, help="a folder for inputs that are findings")
     parser.add_argument("--at", type=int, help="run the input of this number alone")
+    parser.add_argument("--input", type=Path, help="run the input in this file alone")
     parser.add_argument("--list", action="store_true", help="name the targets")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -48,8 +49,10 @@ def main() -> int:
     if given.list or not targets:
         print("\n".join(each.name for each in targets) or "no such target")
         return not targets
+    if given.input is not None:
+        return one(targets[0], given.input.read_bytes())
     if given.at is not None:
-        return one(targets[0], given.seed, given.at)
+        return one(targets[0], input_of(targets[0], given.seed, given.at, targets[0].corpus()))
     until = time.monotonic() + 60 * given.minutes
     shares = sum(each.share for each in targets)
     print(f"{'target':44} {'inputs':>9} {'refused':>8} {'per second':>10} {'findings':>8}")

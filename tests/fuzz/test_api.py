@@ -51,7 +51,7 @@ def test_nothing_breaks_hangs_or_leaks_on_disk(tmp_path: Path):
 @pytest.mark.parametrize("seed", [101, 102])
 def test_nothing_breaks_hangs_or_leaks_in_many_calls(tmp_path: Path, seed: int):
     machine = played(tmp_path, 2000, seed)
-    assert machine.checked["results asked for again"] > 50
+    assert machine.checked["results asked for again"] > 10
     assert machine.checked["checkpoints expired"] > 0
 
 

@@ -44,6 +44,7 @@ from tinkex.net.auth import _life_of
 from tinkex.net.credentials import CredentialStore, StoredKey
 from tinkex.net.sse import SseDecoder
 from tinkex.net.transport import Request, Response
+from tinkex.server.assembly import pages
 from tinkex.server.sqlite_store import SqliteStore
 from tinkex.server.state_archive import BadArchive, read_list
 from tinkex.server.state_check import look
@@ -378,6 +379,36 @@ def test_rows_of_odd_kinds_are_told_of_and_not_opened(tmp_path: Path):
         assert any(words in text for text in problems), (statement, problems)
     with pytest.raises(StoreFailed, match="newer version"):
         asyncio.run(SqliteStore.open(tmp_path / "store"))
+
+
+def test_a_database_whose_fault_cannot_be_told_in_text_is_told_of(tmp_path: Path):
+    """SQLite quotes the damaged bytes of a schema in its message."""
+    (tmp_path / "store" / "bodies").mkdir(parents=True)
+    whole = state_targets._databases()[0]
+    spoilt = whole.replace(b"indexlosses_of_session", b"index\x80osses_of_session")
+    assert spoilt != whole
+    (tmp_path / "store" / "store.db").write_bytes(spoilt)
+    assert look(tmp_path, None).damaged
+    with pytest.raises(StoreFailed):
+        asyncio.run(SqliteStore.open(tmp_path / "store"))
+
+
+@running(pages=dict(pages()))
+async def test_an_address_changed_in_its_last_letter_opens_nothing(server: Machine):
+    """The last letter of a signature has bits that mean nothing: four letters stood for the same."""
+    ann = server.ann
+    model = await ann.model()
+    body = {"model_id": model, "seq_id": 1, "path": "e"}
+    await ann.done(ann.ticket(await ann("save_weights_external", body)))
+    where = {"training_run_id": model, "checkpoint_id": "external_weights/e"}
+    url = next(iter((await ann.ok("external_weights_urls", **where))["urls"].values()))
+    head, _, name = url.removeprefix("http://here").rpartition("/")
+    opened = [
+        letter
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+        if (await server.send("GET", f"{head[:-1]}{letter}/{name}")).status == 200
+    ]
+    assert opened == [head[-1]]
 
 
 def test_a_backup_whose_list_is_no_text_is_refused():

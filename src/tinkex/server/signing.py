@@ -90,6 +90,9 @@ def _base64(data: bytes) -> str:
 
 def _unbase64(text: str) -> bytes:
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as problem:
         raise ValueError(str(problem)) from None
+    if _base64(data) != text:  # the last letter has bits that mean nothing
+        raise ValueError("not as it was written")
+    return data

@@ -88,7 +88,7 @@ class SqliteStore:
             except BaseException:
                 database.close()
                 raise
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # its messages may quote any bytes
             raise in_words(error, f"be opened in {folder}") from error
         writer = Writer("store-writer", connect, database, files=files)
         reader = Reader("store-reader", connect)

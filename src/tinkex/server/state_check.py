@@ -99,7 +99,7 @@ def look(folder: Path, server: int | None, *, quick: bool = False) -> Report:
         try:
             with read_only(path, in_use=in_use) as database:
                 report.rows = read_rows(database)
-        except sqlite3.DatabaseError as problem:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:  # its messages may quote any bytes
             report.findings = [*access(folder), Finding("damage", DATABASE, f"SQLite: {problem}")]
             return report
     rows = report.rows
