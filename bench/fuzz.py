@@ -7,7 +7,7 @@ Each decoder gets valid inputs that were changed: bits, lengths, numbers, nestin
 answer a value or raise an error it is documented to raise, within two seconds of computing and without
 taking memory. Anything else is a finding, told with the seed and number that make its input again (`--only
 NAME --seed N --at NUMBER` runs that one alone and shows where it fails). `--only` takes names' beginnings.
-Where valid inputs are made anew each time (state folders), only a kept one is the same again: `--input FILE`.
+Where valid inputs are new each time (state folders), only a kept one is the same again: `--input FILE`.
 """
 
 from __future__ import annotations
