@@ -60,9 +60,9 @@ def damage(state: Path, rows: Rows, *, quick: bool = False) -> Iterator[Finding]
             yield from _wrong_folder(state, needed, quick)
     for room in (state / "engine").glob(f"*/{SAMPLERS}"):
         for version in rows.samplers:
-            place = room / version
-            if place.is_dir():
-                needed = Needed(str(place.relative_to(state)), f"unnamed sampler weights {version}")
+            folder = room / version
+            if folder.is_dir():
+                needed = Needed(str(folder.relative_to(state)), f"unnamed sampler weights {version}")
                 yield from _wrong_folder(state, needed, quick)
     for body in rows.bodies:
         text = _wrong_body(state / "store" / "bodies" / body.name, body)
