@@ -8,6 +8,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -468,6 +469,24 @@ def test_a_warning_stands_at_the_line_of_the_program(name: str) -> None:
         warnings.simplefilter("always")
         TRAPS[name][0]()
     assert [each.filename for each in caught if issubclass(each.category, TinkexWarning)] == [__file__]
+
+
+def test_the_cells_of_a_notebook_may_wait() -> None:
+    rig = Rig()
+    sampler = rig.client().create_sampling_client(base_model=MODEL)
+    # As a kernel does it: plain cells are called from a task of its own.
+    kernel = ModuleType("ipykernel.kernelbase")
+    exec("async def shell_main(cell): cell()", kernel.__dict__)
+
+    def cell() -> None:
+        sampler.sample(PROMPT, 1, SHORT).result(WAIT)
+        list(sampler.sample_stream(PROMPT, SHORT))
+
+    async def task_of_the_user() -> None:
+        cell()
+
+    assert given(lambda: asyncio.run(kernel.shell_main(cell))) == []
+    assert len(given(lambda: asyncio.run(task_of_the_user()))) == 1
 
 
 def test_a_call_that_blocks_a_loop_is_named_as_the_program_wrote_it() -> None:

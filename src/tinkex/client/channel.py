@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from ..errors import ClientClosedError
 from ..notices import notice
+from .loops import blocks_a_loop
 from .portal import portal
 
 __all__ = ["Channel", "warn_if_in_loop"]
@@ -138,8 +139,7 @@ def _set(waiter: asyncio.Future[None]) -> None:
 
 def warn_if_in_loop(instead: str) -> None:
     """Tell a user who is about to block a running event loop what to write instead."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    notice("blocking-call", f"this loop waits inside a running event loop and blocks it; use {instead}.")
+    if blocks_a_loop():
+        notice(
+            "blocking-call", f"this loop waits inside a running event loop and blocks it; use {instead}."
+        )

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ..errors import ClientClosedError
 from ..notices import called, notice
+from .loops import blocks_a_loop
 
 __all__ = ["APIFuture", "Future", "Progress"]
 
@@ -227,12 +228,9 @@ APIFuture = Future
 
 
 def _warn_if_in_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    notice(
-        "blocking-call",
-        f"{called()}() waits inside a running event loop and blocks it; use `await` on a future, "
-        "or the `_async` form of the method.",
-    )
+    if blocks_a_loop():
+        notice(
+            "blocking-call",
+            f"{called()}() waits inside a running event loop and blocks it; use `await` on a future, "
+            "or the `_async` form of the method.",
+        )
