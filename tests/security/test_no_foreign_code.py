@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,15 @@ ASKED_FOR = {
     ("net/credentials.py", "shell"),  # the command of the user's own settings
 }
 HOSTILE = "import pathlib; pathlib.Path(__file__).parent.joinpath('was-run').touch()\n"
+
+
+@functools.cache
+def source() -> dict[str, ast.AST]:
+    """Every module of the package, taken apart."""
+    return {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
@@ -60,9 +70,8 @@ def dangers(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def test_the_source_runs_and_unpickles_nothing_it_is_given():
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        place = path.relative_to(SOURCE).as_posix()
-        for what, line in dangers(ast.parse(path.read_text())):
+    for place, tree in source().items():
+        for what, line in dangers(tree):
             if (place, what) not in ASKED_FOR and what != "trust_remote_code":
                 found[f"{place}:{line}"] = what
     assert found == {}
@@ -81,12 +90,11 @@ def test_the_walk_through_the_source_finds_what_it_looks_for(text: str):
 def test_code_of_a_model_is_trusted_only_where_somebody_said_so():
     """Every `trust_remote_code` is handed on from an option that is off, never written as True."""
     seen = 0
-    for path in sorted(SOURCE.rglob("*.py")):
-        for call, name in calls(ast.parse(path.read_text())):
+    for place, tree in source().items():
+        for call, name in calls(tree):
             given = {keyword.arg: keyword.value for keyword in call.keywords}
             if name == "from_pretrained":
                 seen += 1
-                place = path.relative_to(SOURCE).as_posix()
                 if "trust_remote_code" not in given:
                     continue  # off by default
                 value = given["trust_remote_code"]
@@ -161,12 +169,12 @@ def test_asking_pip_and_looking_at_the_machine_run_nothing_in_the_working_folder
 
 def test_every_python_that_is_started_leaves_the_working_folder_out():
     seen = 0
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for place, tree in source().items():
+        for node in ast.walk(tree):
             if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
                 first = node.elts[0]
                 if isinstance(first, ast.Attribute) and first.attr == "executable":
                     seen += 1
-                    assert isinstance(node.elts[1], ast.Constant), f"{path.name}:{node.lineno}"
-                    assert node.elts[1].value == "-P", f"{path.name}:{node.lineno}"
+                    assert isinstance(node.elts[1], ast.Constant), f"{place}:{node.lineno}"
+                    assert node.elts[1].value == "-P", f"{place}:{node.lineno}"
     assert seen >= 6
