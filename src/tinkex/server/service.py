@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -25,7 +24,6 @@ from .base_models import BaseFacts, Catalogue
 from .boots import forget_boot, note_boot
 from .checkpoint_files import discard
 from .clock import Clock, SystemClock
-from .disk import Trouble
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
 from .leftovers import Sweeper
@@ -43,11 +41,12 @@ from .scheduler import Scheduler
 from .signing import SignedUrls
 from .state_folder import is_inside
 from .store import Change, Finish, Put, Seen, Store, StoreFailed
-from .tickets import Bell, Tickets
+from .tickets import Tickets
 from .turns import Turns
 from .usage import UsageLedger
 from .works import make_work, read_operation
 from .world import LiveModel, LiveSampler, LiveSession, World
+from .writing import Writes
 from .wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Folders(Protocol):
         """Bytes on disk by folder."""
 
 
-class Service:
+class Service(Writes):
     """Everything one server is."""
 
     def __init__(
@@ -102,8 +101,8 @@ class Service:
         clock: Clock | None = None,
         url: str | None = None,
     ) -> None:
-        self.options, self.store, self.keys, self.folders = options, store, keys, folders
-        self.clock: Clock = clock or SystemClock()
+        super().__init__(store, clock or SystemClock())
+        self.options, self.keys, self.folders = options, keys, folders
         self.url = (options.public_url or url or f"http://{options.host}:{options.port}").rstrip("/")
         self.prefix = urlsplit(self.url).path.rstrip("/")
         self.catalogue = Catalogue(options.models)
@@ -115,12 +114,10 @@ class Service:
         self.wrong_keys = WrongKeys()
         self.turns = Turns()
         """One change of checkpoints at a time for each owner."""
-        self.trouble = Trouble()
-        """What cannot be written now."""
         self.exports = Exports(self)
         self.downloads = SignedUrls(options.state, self.url, options.times.download, self.clock.time)
         self.started = self.clock.time()
-        self.draining = self.stopping = False
+        self.draining = False
         self.machine_went_down = False
         """Whether the store may lack what clients were told before this start."""
         self._drained_by = 0.0
@@ -130,11 +127,7 @@ class Service:
         """Sequences under way by owner."""
         self.queued: dict[str, list[int]] = {}
         """Operations and bytes in line by owner."""
-        self.unwritten: dict[str, Bell] = {}
-        """Operations in line that are not written down yet; the bell rings when they are."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writes = 0
-        self._all_written = Bell()
         first_epoch = int(self.started * 1000)
         self.rooms: dict[Path, EngineRoom] = {}
         self.schedulers: dict[Path, Scheduler] = {}
@@ -435,105 +428,7 @@ class Service:
         work = await make_work(self, model, row.kind, read_operation(row), row, again=True)
         return work if work.changes_weights else None
 
-    # ---- writing
-
-    async def _write(self, *changes: Change) -> None:
-        """Write changes, or note why that cannot be."""
-        try:
-            await self.store.write(*changes)
-        except StoreFailed as problem:
-            if problem.again:
-                self.trouble.begins("store", f"the server cannot write: {problem}")
-            raise
-        self.trouble.ends("store")
-
-    async def keep(self, *changes: Change) -> None:
-        """Write changes, trying again for as long as the store cannot."""
-        pause = 0.5
-        while True:
-            try:
-                await self._write(*changes)
-                return
-            except StoreFailed as problem:
-                if not problem.again or self.stopping:
-                    raise
-                log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
-                await self.clock.sleep(pause)
-                pause = min(pause * 2, 10.0)
-
-    async def probe(self) -> None:
-        """Write what changes nothing, to see whether the store can write."""
-        with contextlib.suppress(StoreFailed):
-            await self._write(Seen("", 0.0))
-
-    async def put_down(self, operation: Operation, row: OperationRow) -> None:
-        """Write down an operation that is in line; until that is done, `unwritten` has it."""
-        self.unwritten[row.id] = Bell()
-        try:
-            try:
-                await self._write(Put(row))
-            except StoreFailed as problem:
-                await self._put_down_later(operation, row, problem)
-        finally:
-            self.unwritten.pop(row.id).ring()
-
-    async def _put_down_later(self, operation: Operation, row: OperationRow, problem: StoreFailed) -> None:
-        pause, ticket = 0.5, operation.ticket
-        self.write_begins()
-        try:
-            while True:
-                if not problem.again:
-                    raise problem
-                log.error("the store cannot write: %s; trying again in %.1f s", problem, pause)
-                await self.clock.sleep(pause)
-                pause = min(pause * 2, 10.0)
-                # Its end was written to a row that was not there: the row is written as it has ended.
-                while operation.ending and ticket.state == "pending":
-                    await ticket.bell.wait(self.clock, pause)
-                if ticket.state in ("done", "failed"):
-                    category = ticket.category if ticket.state == "failed" else ""
-                    row = replace(
-                        row, state=ticket.state, result=ticket.result, form=ticket.form,
-                        error=ticket.error, category=category, ended=ticket.ended,
-                    )  # fmt: skip
-                try:
-                    await self._write(Put(row))
-                    return
-                except StoreFailed as again:
-                    problem = again
-        finally:
-            self.write_ends()
-
-    async def write(self, *changes: Change) -> None:
-        """Write what a request asks for; a client whose request cannot be written is told to come again."""
-        try:
-            await self._write(*changes)
-        except StoreFailed as problem:
-            if not problem.again:
-                raise Problem(400, f"the request cannot be stored: {problem}") from None
-            raise Problem(
-                503, f"the server cannot write: {problem}", headers={"retry-after": "5"}
-            ) from None
-
-    async def settled(self, seconds: float = 1e9) -> None:
-        """Wait until everything that has ended is written, or so long."""
-        if self._writes:
-            await self._all_written.wait(self.clock, seconds)
-
-    @property
-    def settling(self) -> bool:
-        """Whether something that has ended is not written yet."""
-        return self._writes > 0
-
-    def write_begins(self) -> None:
-        """Something has ended that is not written yet."""
-        self._writes += 1
-
-    def write_ends(self) -> None:
-        """It is written."""
-        self._writes -= 1
-        if not self._writes:
-            self._all_written.ring()
+    # ---- files and signs of life
 
     async def remove_folder(self, folder: Path) -> None:
         """Delete files in the background of everything else; rows that lead elsewhere delete nothing."""
