@@ -206,6 +206,7 @@ class TensorData:
 
 
 _set = object.__setattr__
+_MOST_DIMENSIONS = 64  # as arrays may have
 
 
 def _fill(
@@ -255,7 +256,8 @@ def _checked_shape(shape: Any) -> list[int] | None:
         return None
     try:
         lengths = [int(length) for length in shape if length == int(length)]
-        if len(lengths) == len(shape) and all(length >= 0 for length in lengths):
+        fits = len(lengths) <= _MOST_DIMENSIONS and all(0 <= length < 2**63 for length in lengths)
+        if fits and len(lengths) == len(shape):
             return lengths
     except (TypeError, ValueError, OverflowError):
         pass
