@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -54,10 +55,12 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         make_folders(self.path, 0o700)
+        _check_ours(self.path)
         self._lock: int | None = _take_lock(self.path)
         try:
             for folder in (self.path, *(self.path / room for room in ROOMS)):
                 make_folders(folder, 0o700)
+                _check_ours(folder)
                 folder.chmod(0o700)
             _empty(self.tmp)
         except BaseException:
@@ -134,9 +137,19 @@ def holder(folder: Path) -> int | None:
         os.close(file)
 
 
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder, or a link, of somebody else: they could have us write and delete elsewhere."""
+    if not hasattr(os, "geteuid"):
+        return
+    found, us = os.lstat(folder), os.geteuid()
+    # The superuser may be given a folder of another, as containers are, but follows nobody else's links.
+    if found.st_uid != us and (us != 0 or stat.S_ISLNK(found.st_mode)):
+        raise PermissionError(errno.EACCES, "it belongs to somebody else", str(folder))
+
+
 def _take_lock(folder: Path) -> int:
     """Lock the folder for as long as the answered file is open; it does not outlive the process."""
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         if not _lock_file(file):
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() if os.name != "nt" else ""
