@@ -161,7 +161,8 @@ async def test_a_duplicate_gets_the_first_ticket_and_runs_once(server: Machine):
     first = await ann.train(model, 1)
     assert await ann.train(model, 1) == first
     assert await ann.train(model, 1, datum([7, 8, 9])) == first  # the body does not matter
-    assert await ann.step(model, 1) == first  # nor the kind
+    body = {"model_id": model, "seq_id": 1, "adam_params": {}}
+    assert "is a forward_backward already" in await ann.refused("optim_step", body)  # the kind does
     server.engine.release()
     await ann.done(first)
     assert await ann.train(model, 1) == first

@@ -164,7 +164,7 @@ class WholeServer(RuleBasedStateMachine):
     def send_again(self, model: Model, data: st.DataObject, value: int) -> None:
         if model.sent:
             number = data.draw(st.sampled_from(sorted(model.sent)))
-            assert self.send(model, number, "pass", value) == 200
+            assert self.send(model, number, model.sent[number][0], value) == 200
 
     @rule(model=models)
     def ask_for_somebody_elses(self, model: Model) -> None:
