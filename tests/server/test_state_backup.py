@@ -131,6 +131,15 @@ def test_a_damaged_folder_is_not_backed_up_as_if_it_were_whole(state: Path, tmp_
 
 
 @posix
+def test_what_a_killed_export_held_is_let_go_of_by_the_next(state: Path, tmp_path: Path):
+    with StateFolder(state):
+        put_weights(state / "tmp" / "export-99999999-ab" / CHECKPOINT)
+        put_weights(state / "tmp" / f"export-{os.getpid()}-cd" / CHECKPOINT)
+        export_state(state, tmp_path / "b.tar", NOW)
+        assert [path.name for path in (state / "tmp").iterdir()] == [f"export-{os.getpid()}-cd"]
+
+
+@posix
 def test_a_backup_of_a_folder_that_never_rests_is_of_one_moment(state: Path, tmp_path: Path):
     """Checkpoints come and go all the while: every backup has exactly the files its rows know."""
     going, made = threading.Event(), threading.Semaphore(0)

@@ -22,6 +22,7 @@ from .key_file import write_private
 from .places import KEY_FILE
 from .state_archive import LIST, BadArchive, Contents, Listed, members, pack, put_file, read_list, tar_named
 from .state_check import NoState, Report, existing, look, remove
+from .state_files import is_alive
 from .state_folder import ROOMS, StateFolder, StateInUse, holder
 from .state_rows import DATABASE, Rows, open_read_only, read_only, read_rows
 
@@ -29,6 +30,7 @@ __all__ = ["Backup", "export_state", "import_state"]
 
 TRIES = 20
 _JOURNAL = "samples.log"
+_HELD = "export-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def export_state(folder: Path, archive: Path, now: float) -> Backup:
         raise NoState(f"{archive} exists")
     if archive.is_relative_to(folder):
         raise NoState(f"{archive} is inside the state folder")
-    held = folder / "tmp" / f"export-{secrets.token_hex(4)}"
+    _forget_killed(folder / "tmp")
+    held = folder / "tmp" / f"{_HELD}{os.getpid()}-{secrets.token_hex(4)}"
     held.mkdir(mode=0o700, parents=True)
     try:
         rows = _hold(folder, held)
@@ -68,6 +71,14 @@ def export_state(folder: Path, archive: Path, now: float) -> Backup:
         raise NoState("a server was started meanwhile and tidied up; try again") from None
     finally:
         shutil.rmtree(held, ignore_errors=True)
+
+
+def _forget_killed(place: Path) -> None:
+    """Let go of what exports that were killed still hold: their links keep deleted files on the disk."""
+    for path in place.glob(f"{_HELD}*-*"):
+        maker = path.name.split("-")[1]
+        if maker.isdecimal() and not is_alive(int(maker)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _hold(folder: Path, held: Path) -> Rows:

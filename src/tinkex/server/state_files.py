@@ -28,7 +28,7 @@ from .state_rows import DATABASE, Body, Needed, Rows
 from .state_weights import wrong_weights
 from .traces import TRACES
 
-__all__ = ["Finding", "access", "damage", "leftovers", "strangers"]
+__all__ = ["Finding", "access", "damage", "is_alive", "leftovers", "strangers"]
 
 Kind: TypeAlias = Literal["damage", "leftover", "access"]
 STATES = "states"
@@ -152,10 +152,15 @@ def _in_the_making(place: str) -> bool:
     if not (name.startswith(".") and name.endswith((".part", ".old"))):
         return False
     maker = name.split(".")[-2]
-    if not maker.isdecimal() or os.name == "nt":
+    return not maker.isdecimal() or is_alive(int(maker))
+
+
+def is_alive(process: int) -> bool:
+    """Whether there is such a process; where that cannot be asked without harm, there is."""
+    if os.name == "nt":
         return True
     try:
-        os.kill(int(maker), 0)
+        os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
