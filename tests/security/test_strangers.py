@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import logging
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.server.rig import MODEL, Rig, served
 from tests.server.test_http_server import Echo, ask, run, serving
+from tinkex.server import logs
 from tinkex.server.app import GUARDED_PAGES, OPEN_ROUTES
 from tinkex.server.assembly import pages
 from tinkex.server.listening import is_loopback, listen
@@ -140,6 +143,30 @@ def test_no_request_hides_in_another(what: str, tmp_path: Path):
             assert b" 400 " in answer.partition(b"\r\n")[0] or b" 200 OK" not in answer
 
     run(work)
+
+
+def test_rubbish_on_the_port_does_not_fill_the_log(tmp_path: Path):
+    written = io.StringIO()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in ("uvicorn", "uvicorn.error", "asyncio")}
+
+    async def work() -> None:
+        async with serving(Echo(), tmp_path) as (_, port, _task):
+            for rubbish in (b"\x16\x03\x01", b"GET / HTTP/9.9\r\n\r\n", SMUGGLED["two lengths"]):
+                await ask(port, rubbish + SECOND)
+            await ask(
+                port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: x\r\n\r\n"
+            )
+
+    logs.set_up("info", stream=written)
+    try:
+        run(work)
+    finally:
+        root.handlers[:], root.level = before
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    assert [line for line in written.getvalue().splitlines() if "stopping" not in line] == []
 
 
 def test_an_upgrade_to_something_else_is_not_followed(tmp_path: Path):

@@ -75,5 +75,7 @@ def set_up(level: str, form: str = "text", stream: TextIO | None = None) -> None
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     quiet = logging.INFO if level == "debug" else logging.WARNING
-    for name in ("uvicorn", "uvicorn.error", "asyncio"):
+    for name in ("uvicorn", "asyncio"):
         logging.getLogger(name).setLevel(quiet)
+    # It warns of every request that is not HTTP: a stranger could fill the disk with that.
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO if level == "debug" else logging.ERROR)
