@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 import trustme
@@ -327,6 +328,30 @@ def test_ready_is_more_than_there(command: Command):
     finally:
         child.kill()
         child.communicate()
+
+
+@needs_engine
+def test_a_real_server_tells_of_its_engine_and_logs_objects(command: Command):
+    with started(command("--log-format", "json", "--log-level", "debug")) as (child, facts):
+        headers = {"Authorization": f"Bearer {facts['api_key']}", "X-Request-ID": "look-for-me"}
+        assert child.stderr is not None
+        said = iter(child.stderr.readline, "")
+        until_ready = next(line for line in said if "engine ready" in line)
+        assert json.loads(until_ready)["part"] == "server.engine_room"
+        with urlopen(Request(f"{facts['url']}/metrics", headers=headers), timeout=60) as answer:
+            assert answer.headers["x-request-id"] == "look-for-me"
+            text = answer.read().decode()
+        found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        engine = '{model="tiny/model"}'
+        assert float(found[f"tinkex_engine_up{engine}"]) == 1
+        assert 0 < float(found[f"tinkex_engine_blocks_free{engine}"])
+        assert float(found[f"tinkex_engine_resident_memory_bytes{engine}"]) > 10 << 20
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    records = [json.loads(line) for line in err.splitlines()]
+    (about,) = (each for each in records if each.get("request") == "look-for-me")
+    assert about["message"].startswith("GET /metrics 200 in ")
+    assert facts["api_key"] not in err
 
 
 @needs_engine
