@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from tinkex.engine import sampler_weights
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.checkpoints import load_sampler, save_sampler
 from tinkex.engine.faults import ServerFault, UserFault
@@ -210,10 +211,10 @@ def test_other_weights_than_expected_are_refused_and_not_kept(base, tmp_path):
     shelf = Shelf(base)
     version = shelf.freeze(1, path=tmp_path / "named")
     other = Shelf(base)
-    with pytest.raises(ServerFault, match=f"are {version}, expected 0123"):
-        other.weights.load(tmp_path / "named", version="0123")
-    with pytest.raises(ServerFault, match="0123 are lost: no checkpoint"):
-        other.weights.load(tmp_path / "nowhere", version="0123")
+    with pytest.raises(ServerFault, match=f"are {version}, expected s0123"):
+        other.weights.load(tmp_path / "named", version="s0123")
+    with pytest.raises(ServerFault, match="s0123 are lost: no checkpoint"):
+        other.weights.load(tmp_path / "nowhere", version="s0123")
     with pytest.raises(UserFault, match="no checkpoint"):
         other.weights.load(tmp_path / "nowhere")
     assert len(other.weights) == 0
@@ -231,3 +232,32 @@ def test_ephemeral_weights_do_not_lean_on_a_named_copy(base, tmp_path):
         shelf.weights.get(version).compute.flat, trained_adapter(base, 2, seed=1).compute.flat
     )
     shelf.weights.close()
+
+
+def test_a_name_is_the_same_wherever_the_numbers_are_cut_and_differs_with_any_of_them(base, monkeypatch):
+    adapter = trained_adapter(base, 4, seed=1)
+    whole = digest(adapter)
+    monkeypatch.setattr(sampler_weights, "_STRETCH", 1000)
+    assert digest(adapter) == whole
+    flat = adapter.compute.flat
+    for place in (0, len(flat) // 2, len(flat) - 1):
+        other = flat.clone()
+        other[place] = other[place] * 1.01 + 0.01
+        assert digest_of(adapter, other) != whole
+    swapped = flat.clone()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert digest_of(adapter, swapped) != whole
+
+
+def digest_of(adapter, flat):
+    changed = adapter.sampled_copy()
+    changed.compute.flat.copy_(flat)
+    return digest(changed)
+
+
+def test_weights_named_in_the_older_way_are_still_found(base):
+    adapter = trained_adapter(base, 4, seed=1)
+    old = digest(adapter, like="0" * 32)
+    assert not old.startswith("s")
+    assert old != digest(adapter)
+    assert digest(adapter, like=old) == old

@@ -9,6 +9,7 @@ Shape letters: R rank, I inputs of a module, O its outputs, E experts.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping
@@ -214,6 +215,14 @@ class Adapter:
             dtype=self.dtype,
             flat=self.master.flat,
         )
+
+    def sampled_copy(self) -> Adapter:
+        """What `frozen` gives, but only in the dtype it is sampled in: it cannot be trained any more."""
+        found = copy.copy(self)
+        found.master = found.compute = self.compute.like(self.compute.flat.clone())
+        found.folded = {}
+        found.version = next(_versions)
+        return found
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take every factor from `path.lora_A` / `path.lora_B`; a missing, extra or misshapen one is
