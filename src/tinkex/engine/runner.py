@@ -80,6 +80,8 @@ class Runner:
             hidden_tc = self._take_begun(batch) if batch is not None and not work.copies else None
             self._begun = None
             if pieces:
+                if hidden_tc is None and batch is not None and self.graphs.fits(batch):
+                    hidden_tc = self._decode(batch)
                 if hidden_tc is not None:
                     hidden_tc = torch.cat([hidden_tc, self._mixed(None, pieces)])
                 else:

@@ -18,6 +18,8 @@ from .sampling_rows import Fill, Job, Row
 
 _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
+_TOGETHER, _PATIENCE = 16, 8
+"""On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class Scheduler:
         self._ready: list[Job] = []
         self._unplaced: set[int] = set()
         self._copies: list[Copy] = []
+        self._waited = 0
         self.preemptions = 0
 
     @property
@@ -130,10 +133,21 @@ class Scheduler:
         work = Pass(self.rows, self._copies)
         for job in self._ready:
             self._begin(job, work)
-        if self._fills or self._parked or self._waiting:
+        if (self._fills or self._parked or self._waiting) and not self._wait_for_more():
             self._admit(work)
             self._plan_pieces(work)
         return work
+
+    def _wait_for_more(self) -> bool:
+        """Whether prompts should wait a little, because reading a few costs as much as reading many."""
+        if not self.ahead or self._fills:
+            return False
+        few = len(self._waiting) + len(self._parked) < len(self.rows) // _TOGETHER
+        self._waited = self._waited + 1 if few else 0
+        if few and self._waited <= _PATIENCE:
+            return True
+        self._waited = 0
+        return False
 
     def settle(self, work: Pass, ended: set[int]) -> list[Job]:
         """Take in what a pass has computed, `ended` being the streams that ended with it; jobs now over."""

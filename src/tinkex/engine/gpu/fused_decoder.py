@@ -24,6 +24,7 @@ from ..rotary import Rotation
 from .border import Border, Stack
 from .decode_kernels import decode_attention
 from .flash import block_table, flash, flash_backward, prompt_contexts, sequence_spans
+from .gradient_sums import Sums
 from .head_kernels import split_heads, split_heads_backward
 from .mlp_kernels import add_low, gated, gated_backward
 from .norm_kernels import add_norm, norm_again, norm_backward
@@ -61,6 +62,7 @@ class FusedLayer:
         if plain.head_norm_nd is not None:
             self.norms = (plain.head_norm_nd[0].contiguous(), plain.head_norm_nd[-1].contiguous())
         self.inner = plain.gate_up.sizes[0]
+        self.sums = Sums()
 
     def project(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low]:
         """The base outputs (in rows that may lie apart) and A's products of the tokens' own adapters."""
@@ -204,6 +206,7 @@ class FusedLayer:
         """The input's gradient given the output's, both with room for R more columns."""
         plain, ranks = self.plain, stack.ranks
         tokens, size = kept.x_tc.shape
+        self.sums = Sums()
         dinner = self._back(plain.down, dy, kept.low_down, stack)
         dboth = _room(dinner, 2 * self.inner + 2 * ranks)
         inner = gated_backward(
@@ -249,6 +252,7 @@ class FusedLayer:
         if ranks:
             normed = norm_again(kept.x_tc, kept.rstd, plain.norm_in.weight)
             self._first_gradient(plain.qkv, draw, normed, stack)
+        self.sums.add()
         if not need_dx:
             return None
         dx = _room(dnormed, size + ranks)
@@ -268,14 +272,10 @@ class FusedLayer:
             for member, (start, end) in enumerate(group.columns):
                 at = outer + member * ranks
                 torch.mm(dy[:, start:end], bt[:, start:end].t(), out=dy[:, at : at + ranks])
-                wanted = [e for e in stack.entries if _grads(e, group.name) is not None]
-                if wanted:
+                if self.sums.wants(stack, group):
                     own = low[:, member * ranks : (member + 1) * ranks]
                     product = torch.mm(own.t(), dy[:, start:end], out_dtype=torch.float32)
-                    for entry in wanted:
-                        total = _grads(entry, group.name)
-                        rows = product[entry.start : entry.start + entry.adapter.rank]
-                        total.group_bt[group.name][member].add_(rows, alpha=entry.adapter.scale)
+                    self.sums.take_b(stack, group, member, product)
             stack.keep_own(dy[:, outer : outer + group.members * ranks])
         if not need_dx:
             return dy
@@ -284,18 +284,10 @@ class FusedLayer:
     def _first_gradient(self, group: LoraGroup, dy: torch.Tensor, x: torch.Tensor, stack: Stack) -> None:
         """Add A's gradients, from what `_back` wrote behind the columns of `dy`."""
         ranks, outer = stack.ranks, group.columns[-1][1]
-        wanted = [e for e in stack.entries if _grads(e, group.name) is not None]
-        if not ranks or not wanted:
+        if not ranks or not self.sums.wants(stack, group):
             return
         dlow = dy[:, outer : outer + group.members * ranks]
-        product = torch.mm(dlow.t(), x, out_dtype=torch.float32)
-        for entry in wanted:
-            total = _grads(entry, group.name).group_a[group.name]
-            if entry.adapter.rank == ranks:
-                total.add_(product)
-                continue
-            rows = product.view(group.members, ranks, -1)[:, entry.start : entry.start + entry.adapter.rank]
-            total.view(group.members, entry.adapter.rank, -1).add_(rows)
+        self.sums.take_a(stack, group, torch.mm(dlow.t(), x, out_dtype=torch.float32))
 
 
 class FusedDecoder(Decoder):
@@ -336,11 +328,10 @@ class FusedDecoder(Decoder):
             x_tc = self.embed(input_ids[0])
             turn = self.rotary.at(x_tc, position_ids)
             y_tc: _Low = None
-            kept: list[tuple[torch.Tensor, _Low, _Kept | None]] = []
+            kept: list[tuple[torch.Tensor, _Kept | None]] = []
             for layer in self.fused:
-                before = (x_tc, y_tc)
                 x_tc, y_tc, one = layer.forward(x_tc, y_tc, stack, plan, turn)
-                kept.append((*before, None) if plan.checkpoint else (one.x_tc, None, one))
+                kept.append((one.x_tc, None if plan.checkpoint else one))
             x_tc, hidden, rstd = add_norm(x_tc, self.norm.weight, self.eps, y=y_tc)
         return FusedPass(self, plan, stack, turn, kept, x_tc, rstd, hidden)
 
@@ -366,7 +357,7 @@ class FusedPass:
     plan: Plan
     stack: Stack
     turn: Rotation
-    kept: list[tuple[torch.Tensor, _Low, _Kept | None]]
+    kept: list[tuple[torch.Tensor, _Kept | None]]
     last_tc: torch.Tensor
     rstd: torch.Tensor
     hidden: torch.Tensor
@@ -381,16 +372,11 @@ class FusedPass:
             assert dx is not None
             norm_backward(dhidden, self.last_tc, self.rstd, self.decoder.norm.weight, dx[:, :size])
             for layer in reversed(self.decoder.fused):
-                x_tc, y_tc, kept = self.kept.pop()
+                x_tc, kept = self.kept.pop()
                 if kept is None:
-                    kept = layer.forward(x_tc, y_tc, self.stack, self.plan, self.turn)[2]
+                    kept = layer.forward(x_tc, None, self.stack, self.plan, self.turn)[2]
                 assert dx is not None
                 dx = layer.backward(dx, kept, self.stack, self.plan, self.turn, bool(self.kept))
-
-
-def _grads(entry: Any, group: str) -> Any:
-    grads = entry.segments[0].grads
-    return grads if grads is not None and group in entry.adapter.layout.groups else None
 
 
 def _room(like: torch.Tensor, columns: int) -> torch.Tensor:

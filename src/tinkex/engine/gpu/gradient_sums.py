@@ -1,0 +1,63 @@
+"""Adds the factors' gradients of a layer to their buffers, all in a few launches.
+
+A product with all adapters of a pass gives all their gradients as rows; which rows are whose is known from
+their places in the border.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..adapters import LoraTensors
+from ..lora import LoraGroup
+from .border import Entry, Stack
+
+
+class Sums:
+    """What is to be added where, until `add` does it."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def wants(self, stack: Stack, group: LoraGroup) -> bool:
+        """Whether anybody's gradient of a group is asked for."""
+        return any(_buffer(entry, group.name) is not None for entry in stack.entries)
+
+    def take_a(self, stack: Stack, group: LoraGroup, product: torch.Tensor) -> None:
+        """The As' gradients, `[M R, I]`, scales in them."""
+        for entry in stack.entries:
+            total = _buffer(entry, group.name)
+            if total is None:
+                continue
+            own = entry.adapter.rank
+            if own == stack.ranks:
+                self._take(1.0, total.group_a[group.name], product)
+                continue
+            into = total.group_a[group.name].view(group.members, own, -1)
+            rows = product.view(group.members, stack.ranks, -1)[:, entry.start : entry.start + own]
+            for member in range(group.members):
+                self._take(1.0, into[member], rows[member])
+
+    def take_b(self, stack: Stack, group: LoraGroup, member: int, product: torch.Tensor) -> None:
+        """The gradients of one member's Bs, `[R, O]`, not yet scaled."""
+        for entry in stack.entries:
+            total = _buffer(entry, group.name)
+            if total is not None:
+                rows = product[entry.start : entry.start + entry.adapter.rank]
+                self._take(entry.adapter.scale, total.group_bt[group.name][member], rows)
+
+    def add(self) -> None:
+        """Add everything taken."""
+        for scale, (targets, sources) in self._pairs.items():
+            torch._foreach_add_(targets, sources, alpha=scale)
+        self._pairs.clear()
+
+    def _take(self, scale: float, into: torch.Tensor, rows: torch.Tensor) -> None:
+        targets, sources = self._pairs.setdefault(scale, ([], []))
+        targets.append(into)
+        sources.append(rows)
+
+
+def _buffer(entry: Entry, group: str) -> LoraTensors | None:
+    grads = entry.segments[0].grads
+    return grads if grads is not None and group in entry.adapter.layout.groups else None
