@@ -135,7 +135,7 @@ class Served:
         assert self._process.stdout is not None
         self._process.stdout.close()
         if engine is not None:
-            wait_for(lambda: not _alive(engine), "the engine to die with its server", 10)
+            wait_for(lambda: not _alive(engine), "the engine to die with its server")
 
     def stop(self) -> None:
         """Stop as Ctrl-C does."""

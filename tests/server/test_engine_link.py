@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import uvloop
 
+from tinkex.engine.codec import packed
 from tinkex.engine.host import Host
 from tinkex.engine.messages import (
     AskStats,
@@ -27,6 +29,7 @@ from tinkex.engine.messages import (
     SaveSampler,
     SaveState,
     ScoreOptions,
+    Start,
     Stats,
     TokenStep,
     TrainDone,
@@ -366,3 +369,14 @@ def test_a_spec_says_everything_in_its_first_message(tmp_path):
     assert (message.epoch, message.folder, message.state) == (4, str(tmp_path / "m"), str(tmp_path / "s"))
     assert (message.device, message.dtype, message.threads) == ("cpu", "float32", 2)
     assert (message.deterministic, message.trust_remote_code, message.log_level) == (True, True, "debug")
+
+
+def test_an_engine_whose_server_died_before_it_could_ask_to_die_with_it_begins_nothing(tmp_path):
+    ours, theirs = socket.socketpair()
+    nobody = 1 << 30
+    with ours:
+        with theirs:
+            words = [sys.executable, "-m", "tinkex.engine.child", str(theirs.fileno()), str(nobody)]
+            ours.sendall(b"".join(packed([Start(7, str(tmp_path / "no model"))])))
+            child = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+        assert child.wait(60) == 0  # and not that of an engine that could not start

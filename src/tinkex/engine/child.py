@@ -1,4 +1,4 @@
-"""An engine in a process of its own: `python -m tinkex.engine.child FD`, FD one end of a socket pair.
+"""An engine in a process of its own: `python -m tinkex.engine.child FD [PARENT]`, FD a socketpair's end.
 
 The first message is a `Start`; once the model is loaded the answer is `Ready`, or `Failed` and exit code 3.
 From then on requests come in and answers go out until the other end closes the socket or dies. Nothing is
@@ -98,8 +98,10 @@ def _writable(answer: Answer) -> Answer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one engine on the socket whose number is given; the exit code."""
+    """Serve one engine on the socket given by its number, for the process given after it; the exit code."""
     _leave_signals_to_the_server()
+    if len(arguments) > 1 and os.getppid() != int(arguments[1]):
+        return 0  # it was gone before it could be asked to take this process along
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(levelname)s %(name)s: %(message)s")
     end = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)

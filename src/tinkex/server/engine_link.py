@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 from collections import deque
@@ -241,7 +242,8 @@ class ProcessLink:
         self._wire_over = asyncio.Event()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        child = ChildProcess(CHILD, [str(theirs.fileno())], name=f"engine {self.epoch}")
+        words = [str(theirs.fileno()), str(os.getpid())]
+        child = ChildProcess(CHILD, words, name=f"engine {self.epoch}")
         try:
             child.start(fds=[theirs.fileno()], folder=self.spec.state, extra=_QUIET)
         except OSError as error:
