@@ -10,6 +10,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from tinkex.engine.messages import CreateAdapter, OptimStep, Sample, Train
 from tinkex.server import handlers_futures
+from tinkex.server.endings import LINGER
 from tinkex.server.tickets import TICKET_BYTES, Ticket, Tickets
 from tinkex.wire.headers import PROTOBUF
 
@@ -301,6 +302,9 @@ async def test_an_empty_wait_ends_with_its_session(server: Machine):
     await server.settle()
     await ann.ok("finish_session", {"reason": {"type": "success"}}, session_id=session)
     await server.settle()
+    # Not at once: a client that ends its session calls off its own polls in that moment.
+    assert not any(each.done() for each in waiting)
+    await server.wait(LINGER)
     assert [each.result().status for each in waiting] == [200, 200]
     assert (await ann("retrieve_futures", asking(sampler))).status == 404
 

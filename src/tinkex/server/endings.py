@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .service import Service
 
 log = logging.getLogger(__name__)
+LINGER = 3.0
+"""Seconds polls of an ended session are held, unless their time is up before."""
 
 
 async def end_session(
@@ -56,7 +58,10 @@ def _drop_samplers(service: Service, session: LiveSession, why: str) -> None:
     gone = list(session.samplers.values())
     for sampler in gone:
         service.world.samplers.pop(sampler.row.id, None)
-        sampler.wake()  # nobody else knows of them now, and a stopping server would wait for their end
+        # Nobody else knows of them now, and a stopping server would wait for their end; but a client that
+        # ends its session calls off its own polls in this moment, and one that is answered just then may
+        # miss that: SDK 0.36 then waits for its own poller for ever.
+        service.clock.call_later(LINGER, sampler.wake)
     used = {sampler.row.version for sampler in service.world.samplers.values()}
     for sampler in gone:
         row = sampler.row
