@@ -335,3 +335,39 @@ def test_metrics_have_one_colon_each(base):
     for name in [*result.metrics, *step]:
         assert name.count(":") == 1
     assert result.metrics["tokens:sum"] == 5
+
+
+def test_a_pass_that_lacks_memory_is_done_in_smaller_pieces(monkeypatch):
+    base = engine_model(plain_model("qwen3"))
+    data = make_data([20, 30, 25, 10])
+    wanted, whole = run_one(base, filled_adapter(base, 4), data)
+    real, sizes = Trainer._micro_batch, []
+
+    def scarce(self, parts, batch):
+        tokens = sum(sum(parts[r.part].data.lengths[r.first : r.end]) for r in batch)
+        sizes.append(tokens)
+        real(self, parts, batch)
+        if tokens > 40:
+            raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(Trainer, "_micro_batch", scarce)
+    state, result = run_one(base, filled_adapter(base, 4), data, token_budget=128)
+    assert max(sizes) > 40
+    assert sizes[-1] <= 40
+    assert_close(state.grads.flat, wanted.grads.flat, 1e-5, "gradient")
+    assert result.metrics["loss:sum"] == pytest.approx(whole.metrics["loss:sum"], rel=1e-5)
+
+
+def test_a_sequence_that_never_fits_fails_and_leaves_everything_as_it_was(monkeypatch):
+    base = engine_model(plain_model("qwen3"))
+    state, _ = run_one(base, filled_adapter(base, 4), make_data([9]))
+    before = state.grads.flat.clone()
+
+    def full(self, parts, batch):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(Trainer, "_micro_batch", full)
+    (failure,) = Trainer(base).run([(state, part(make_data([30, 12])))])
+    assert isinstance(failure, PartFailure)
+    assert "a sequence of 30 tokens does not fit the device's memory" in failure.text
+    assert torch.equal(state.grads.flat, before)

@@ -19,6 +19,7 @@ import torch
 from .base_model import BaseModel
 from .checkpoints import save_sampler
 from .faults import EngineFault
+from .memory_plan import memory_plan
 from .messages import (
     BASE_VERSION,
     Answer,
@@ -110,6 +111,8 @@ class Engine:
         if options.deterministic != chosen.deterministic:
             chosen = replace(chosen, deterministic=options.deterministic)
         self.sampler = Sampler(base, epoch, chosen, detokenise)
+        cache, pool = self.sampler.cache, self.sampler.pool
+        log.info(memory_plan(base, cache.pool_y2pkd.nbytes, pool.count * pool.size))
         self._share = TimeShare(options.train_share)
         self._queue: deque[Request] = deque()
         self._running: tuple[str, Work] | None = None

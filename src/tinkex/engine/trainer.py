@@ -6,6 +6,7 @@ own only when everything about the part is finite. Nothing here knows of files, 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -30,6 +31,7 @@ from .packing import Run, micro_batches
 from .plan import Plan, Segment
 from .workspace import Workspace
 
+log = logging.getLogger(__name__)
 TOKEN_BUDGET = {"cpu": 1024, "cuda": 16384}
 """Tokens of a micro-batch, by device; those of very small models on a CPU are larger."""
 SMALL_BATCH = 1 << 17
@@ -89,6 +91,12 @@ class _Part:
     metrics: list[dict[str, torch.Tensor]] = field(default_factory=list)
     fault: EngineFault | None = None
 
+    def forget(self) -> None:
+        """Go back to before the pass."""
+        if self.grads is not None:
+            self.grads.flat.zero_()
+        self.logprobs, self.sums, self.metrics, self.fault = [], [], [], None
+
 
 class Trainer:
     """Runs passes and optimizer steps on one base model."""
@@ -135,17 +143,47 @@ class Trainer:
         groups = [[part] for part in ready] if self.deterministic else _by_kind(ready)
         elapsed = time.perf_counter() - started
         for group in groups:
-            for batch in micro_batches([part.data.lengths for part in group], self.token_budget):
-                started = time.perf_counter()
-                with torch.inference_mode(self.base.by_hand):
-                    self._micro_batch(group, batch)
-                elapsed += time.perf_counter() - started
-                reach("engine: in a pass")
-                yield
+            elapsed += yield from self._group(group)
         return [
             _failure(part) if isinstance(part, EngineFault) else self._finish(part, elapsed)
             for part in prepared
         ]
+
+    def _group(self, group: list[_Part]) -> Generator[None, None, float]:
+        """Run the micro-batches of parts that share passes; the seconds it took.
+
+        Where memory does not suffice all is begun again with half the tokens a micro-batch; with one datum
+        at a time it is given up.
+        """
+        elapsed, budget = 0.0, self.token_budget
+        while True:
+            batches = micro_batches([part.data.lengths for part in group], budget)
+            try:
+                for batch in batches:
+                    started = time.perf_counter()
+                    with torch.inference_mode(self.base.by_hand):
+                        self._micro_batch(group, batch)
+                    elapsed += time.perf_counter() - started
+                    reach("engine: in a pass")
+                    yield
+                return elapsed
+            except torch.OutOfMemoryError as error:
+                shortage = str(error).splitlines()[0]
+            for part in group:
+                part.forget()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            longest = max(length for part in group for length in part.data.lengths)
+            if budget <= longest:
+                fault = UserFault(
+                    f"a sequence of {longest} tokens does not fit the device's memory; give shorter ones, "
+                    f"or leave more memory to training ({shortage})"
+                )
+                for part in group:
+                    part.fault = fault
+                return elapsed
+            budget = max(budget // 2, longest)
+            log.warning("out of memory in a pass; it is begun again with %d tokens at a time", budget)
 
     def optim_step(self, state: TrainState, values: Mapping[str, Any]) -> dict[str, float]:
         """Apply the accumulated gradient, or a zero one; the metrics of the step."""
@@ -295,6 +333,9 @@ class Trainer:
         return self.head.score_and_backward(rows, slope, dhidden)
 
     def _finish(self, part: _Part, elapsed: float) -> PartResult | PartFailure:
+        if part.fault is not None and not part.logprobs:
+            part.state.spare = part.grads
+            return _failure(part.fault)
         lp = _joined(part.logprobs).cpu().numpy().astype(np.float32, copy=False)
         sums = torch.stack(part.sums) if part.sums else torch.zeros(1)
         total = float(sums.sum(dtype=_total_dtype(self.base.device)))
