@@ -26,7 +26,12 @@ HIDDEN = frozenset({"in_process"})
 """Options that tests use and nobody else."""
 
 _CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
-_LEAST = {"port": 0, "times.drain": 0.0, "wait_for_lock": 0.0}  # others: 1, or more than 0
+_LEAST = {
+    "port": 0,
+    "times.drain": 0.0,
+    "wait_for_lock": 0.0,
+    "snapshot_seconds": 0.0,
+}  # others: 1, or more than 0
 _MOST = {"port": 65535}
 _WORDS = {"flag": "yes or no", "whole": "a whole number", "number": "a number", "text": "a text",
           "path": "a folder or file that can be"}  # fmt: skip
