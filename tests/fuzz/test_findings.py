@@ -511,6 +511,18 @@ def test_a_loss_whose_steps_are_none_is_the_users_fault(spoilt: dict[str, Any]):
         _loss(json.dumps(graph).encode())
 
 
+def test_a_loss_with_an_input_of_infinite_rank_is_the_users_fault():
+    _torch()
+    from tinkex.engine.faults import UserFault
+
+    from .engine_targets import _graphs, _loss
+
+    graph = json.loads(_graphs()[0])
+    graph["inputs"][2]["rank"] = float("inf")
+    with pytest.raises(UserFault, match="cannot be read"):
+        _loss(json.dumps(graph).encode())
+
+
 @pytest.mark.parametrize("lost", ["parts", "layout", "rank", "alpha", "seed"])
 def test_a_checkpoint_that_lacks_something_is_told_of(lost: str):
     _torch()

@@ -89,7 +89,7 @@ class CustomLoss:
                 _Node(x["op"], x["name"], x["target"], x.get("args", []), x.get("kwargs", {}))
                 for x in read["nodes"]
             ]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
             raise UserFault(f"the custom loss's graph cannot be read: {problem!r}") from None
         for node in nodes:
             words = (node.op, node.name, node.target)
