@@ -8,7 +8,7 @@ import gzip
 import io
 import json
 import lzma
-import resource
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,10 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 def peak() -> int:
     """The most memory this process ever had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    resource = pytest.importorskip("resource")
+    unit = 1 if sys.platform == "darwin" else 1024
+    most: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return most
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, bytes])
