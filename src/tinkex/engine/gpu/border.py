@@ -4,6 +4,7 @@ A product with such a matrix gives the base model's outputs and A's products in 
 in a backward pass it sums both gradients. The Bs of all adapters lie in one matrix a group, scales
 multiplied in. An adapter's place among the ranks is the same everywhere; each token's products with other
 adapters are overwritten with zeros (whatever they were), so that one dense product serves any mixture.
+Zeros stay zeros only beside finite factors, so an adapter that has others shares no pass.
 
 Shape letters: O outputs, I inputs of a group, M its members, R ranks in all (a multiple of 32), T tokens.
 """
@@ -79,6 +80,7 @@ class Border:
         self._held: tuple[tuple[int, int], ...] = ()
         self._shape: tuple[object, ...] = ()
         self._copies: dict[int, tuple[tuple[object, ...], tuple[list[torch.Tensor], ...]]] = {}
+        self._sound: dict[tuple[int, int], bool] = {}
         self._last: tuple[Sequence[Segment], int, Stack] | None = None
 
     def weight(self, name: str, ranks: int) -> torch.Tensor:
@@ -101,6 +103,8 @@ class Border:
         """Load what some segments need; None where it does not fit."""
         if self._last is not None and self._last[0] is segments and self._last[1] == tokens:
             found = self._last[2]
+            if found.foreign_tr is not None and not self._finite(found.entries):
+                return None
             self._load(found.entries, found.ranks)
             return found
         entries: list[Entry] = []
@@ -117,17 +121,30 @@ class Border:
         if at > CAPACITY:
             return None
         ranks = -(-at // STEP) * STEP
-        self._load(entries, ranks)
         whole = len(entries) == 1 and sum(s.end - s.start for s in entries[0].segments) == tokens
         masks: tuple[torch.Tensor, ...] = ()
         if ranks and not whole:
+            if not self._finite(entries):
+                return None
             masks = own_and_foreign(entries, ranks, tokens, self.bt[HEAD].device)
+        self._load(entries, ranks)
         stack = Stack(ranks, tuple(entries), *(masks or (None,)))
         self._last = (segments, tokens, stack)
         return stack
 
+    def _finite(self, entries: Sequence[Entry]) -> bool:
+        """Whether all factors are finite; looked at once for each version of an adapter."""
+        known = {key: self._sound[key] for key in map(_version, entries) if key in self._sound}
+        new = [entry for entry in entries if _version(entry) not in known]
+        if new:
+            flags = [torch.isfinite(entry.adapter.compute.flat).all() for entry in new]
+            for entry, flag in zip(new, torch.stack(flags).tolist(), strict=True):
+                known[_version(entry)] = bool(flag)
+        self._sound = known
+        return all(known.values())
+
     def _load(self, entries: Sequence[Entry], ranks: int) -> None:
-        held = tuple((id(entry.adapter), entry.adapter.version) for entry in entries)
+        held = tuple(map(_version, entries))
         if held == self._held:
             return
         shape = (ranks, *((id(entry.adapter.layout), entry.adapter.rank) for entry in entries))
@@ -170,6 +187,10 @@ class Border:
                 scaled.append(bt[start:end, first:last])
                 targets += (a_stack[member * ranks + start : member * ranks + end], scaled[-1])
         return targets, sources, scaled
+
+
+def _version(entry: Entry) -> tuple[int, int]:
+    return id(entry.adapter), entry.adapter.version
 
 
 def own_and_foreign(

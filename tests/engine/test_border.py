@@ -1,0 +1,118 @@
+"""Adapters beside the weights: where their factors lie, whose they are, and what does not go together."""
+
+import pytest
+import torch
+from torch import nn
+
+from tinkex.engine.adapters import Adapter, LoraLayout, LoraSite
+from tinkex.engine.gpu import CAPACITY
+from tinkex.engine.gpu.border import STEP, Border
+from tinkex.engine.lora import HEAD, LoraGroup
+from tinkex.engine.plan import Segment
+
+INNER, VOCAB = 6, 11
+PAIR = ("a", 4), ("b", 5)
+
+
+@pytest.fixture
+def border():
+    torch.manual_seed(0)
+    linears = [(f"pair.{name}", nn.Linear(INNER, outer, bias=False)) for name, outer in PAIR]
+    group = LoraGroup("pair", linears, CAPACITY)
+    assert torch.equal(group.weight_oi, torch.cat([linear.weight.data for _, linear in linears]))
+    return Border([group], torch.randn(VOCAB + CAPACITY, INNER), VOCAB)
+
+
+def adapter(rank, seed, *, head=True):
+    sites = [LoraSite(f"pair.{name}", "pair", "mlp", INNER, outer) for name, outer in PAIR]
+    if head:
+        sites.append(LoraSite(HEAD, HEAD, "unembed", INNER, VOCAB))
+    made = Adapter(LoraLayout(sites), rank, seed=seed)
+    made.master.flat.copy_(
+        torch.randn(made.master.flat.shape, generator=torch.Generator().manual_seed(seed))
+    )
+    made.refresh()
+    return made
+
+
+def products(border, name, x, stack):
+    """What one product with the bordered weights and one with the Bs give, each token its own adapter's."""
+    outer = border.outer[name]
+    both = x @ border.weight(name, stack.ranks).t()
+    y, low = both[:, :outer], both[:, outer:]
+    stack.keep_own(low)
+    for member, (_, start, end) in enumerate(border.members[name]):
+        own = low[:, member * stack.ranks : (member + 1) * stack.ranks]
+        y[:, start:end] += own @ border.bt[name][: stack.ranks, start:end]
+    return y
+
+
+def wanted(border, name, x, segments):
+    y = x @ border.ext[name][: border.outer[name]].t()
+    for segment in segments:
+        if segment.adapter is None or name not in segment.adapter.layout.groups:
+            continue
+        rows = slice(segment.start, segment.end)
+        for path, start, end in border.members[name]:
+            a, bt = segment.adapter.compute.a[path], segment.adapter.compute.bt[path]
+            y[rows, start:end] += segment.adapter.scale * (x[rows] @ a.t()) @ bt
+    return y
+
+
+def check(border, segments, tokens=12):
+    stack = border.stack(segments, tokens)
+    x = torch.randn(tokens, INNER)
+    for name in border.ext:
+        found = products(border, name, x, stack)
+        assert torch.allclose(found, wanted(border, name, x, segments), atol=1e-4), name
+    return stack
+
+
+def test_any_mixture_is_one_product(border):
+    first, second, third = adapter(8, 1), adapter(40, 2), adapter(3, 3, head=False)
+    alone = check(border, (Segment(first, 0, 12),))
+    assert (alone.ranks, alone.foreign_tr, alone.spans_t2) == (STEP, None, None)
+    mixed = check(border, (Segment(first, 0, 4), Segment(None, 4, 6), Segment(second, 6, 12)))
+    assert mixed.ranks == 2 * STEP
+    assert mixed.spans_t2.tolist() == [[0, 8]] * 4 + [[0, 0]] * 2 + [[8, 48]] * 6
+    check(border, (Segment(third, 0, 5), Segment(first, 5, 12)))
+    check(border, (Segment(third, 0, 12),))
+    assert check(border, (Segment(None, 0, 12),)).ranks == 0
+
+
+def test_a_step_of_training_reaches_the_border(border):
+    trained = adapter(8, 1)
+    segments = (Segment(trained, 0, 12),)
+    check(border, segments)
+    trained.master.flat.mul_(1.5)
+    trained.refresh()
+    check(border, segments)
+
+
+def test_two_parts_of_one_model_collect_their_gradients_apart(border):
+    shared = adapter(8, 1)
+    grads = [torch.zeros(1), torch.zeros(1)]
+    stack = border.stack(tuple(Segment(shared, 6 * i, 6 * i + 6, grads[i]) for i in range(2)), 12)
+    assert [entry.start for entry in stack.entries] == [0, 8]
+    assert [entry.segments[0].grads is grads[i] for i, entry in enumerate(stack.entries)] == [True, True]
+
+
+def test_what_does_not_fit_is_left_to_others(border):
+    large = [adapter(CAPACITY // 2, 1), adapter(CAPACITY // 2, 2), adapter(1, 3)]
+    segments = tuple(Segment(each, 4 * i, 4 * i + 4) for i, each in enumerate(large))
+    assert border.stack(segments, 12) is None
+    check(border, (Segment(large[0], 0, 6), Segment(large[1], 6, 12)))
+
+
+@pytest.mark.parametrize("factor", ["a", "bt"])
+def test_an_adapter_that_is_not_finite_shares_no_pass(border, factor):
+    good, bad = adapter(8, 1), adapter(8, 2)
+    getattr(bad.master, factor)["pair.a"][0, 0] = float("nan")
+    bad.refresh()
+    mixed = (Segment(good, 0, 6), Segment(bad, 6, 12))
+    assert border.stack(mixed, 12) is None
+    assert border.stack((Segment(bad, 0, 12),), 12) is not None, "alone it harms only itself"
+    check(border, (Segment(good, 0, 12),))
+    bad.master.flat.nan_to_num_()
+    bad.refresh()
+    check(border, mixed)
