@@ -34,9 +34,13 @@ from .running import Target
 
 @functools.cache
 def place() -> Path:
-    """A folder of this process."""
+    """A folder of this process, gone when it ends."""
     root = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    return Path(tempfile.mkdtemp(prefix="tinkex-fuzz-", dir=root))
+    _kept.append(tempfile.TemporaryDirectory(prefix="tinkex-fuzz-", dir=root, ignore_cleanup_errors=True))
+    return Path(_kept[0].name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @functools.cache

@@ -8,12 +8,10 @@ import functools
 import gzip
 import hashlib
 import json
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -31,6 +29,7 @@ from tinkex.types import ClientConfigResponse
 from tinkex.wire.headers import JSON, PROTOBUF
 from tinkex.wire.routes import route
 
+from .file_targets import written_to
 from .mutation import changed, json_text, message
 from .running import Target
 
@@ -266,11 +265,6 @@ class _Unusable(Exception):
     """The script of an exchange itself was damaged."""
 
 
-@functools.cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tinkex-fuzz-"))
-
-
 def _fetch(data: bytes) -> object:
     try:
         status, headers, body, have, size = json.loads(data)
@@ -281,8 +275,7 @@ def _fetch(data: bytes) -> object:
         raw = str(body).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise _Unusable from None
-    place = _folder() / "part"
-    place.write_bytes(_FILE[:have])
+    part = written_to("part", _FILE[:have])
     clock = Haste()
 
     async def sign() -> tuple[dict[str, str], datetime]:
@@ -292,7 +285,7 @@ def _fetch(data: bytes) -> object:
         once = _Once(status, pairs, raw)
         fetcher = FileFetcher(clock, lambda origin: once, 1 << 20, 60.0, 5.0, 5.0, lambda *told: None)  # type: ignore[arg-type]
         urls = SignedUrls(sign, clock)  # type: ignore[arg-type]
-        return await fetcher.fetch("f", urls, place, Mark(size, '"a"' if have else None), lambda: None)
+        return await fetcher.fetch("f", urls, part, Mark(size, '"a"' if have else None), lambda: None)
 
     with suppress(asyncio.CancelledError):
         return awaited(go())

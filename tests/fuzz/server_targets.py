@@ -20,6 +20,7 @@ from tinkex.wire.passes import PassRequest, encode_request
 from tinkex.wire.routes import ROUTES, Route
 from tinkex.wire.zstd import compress
 
+from .file_targets import place
 from .mutation import changed, json_text, message
 from .net_targets import loop
 from .running import Target
@@ -63,7 +64,8 @@ class Place:
     """A server with one of everything, and what there is to download."""
 
     def __init__(self) -> None:
-        self.machine = Machine(Path(tempfile.mkdtemp(prefix="tinkex-fuzz-")), pages=dict(pages()))
+        folder = Path(tempfile.mkdtemp(prefix="server-", dir=place()))
+        self.machine = Machine(folder, pages=dict(pages()))
         self.used = 0
 
     async def open(self) -> None:
@@ -96,11 +98,11 @@ async def _place() -> Place:
         made = Place()
         await made.open()
         _places.append(made)
-    place = _places[0]
-    place.used += 1
-    if place.used % FRESH == 0:
-        await place.furnish()
-    return place
+    here = _places[0]
+    here.used += 1
+    if here.used % FRESH == 0:
+        await here.furnish()
+    return here
 
 
 def _request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
@@ -190,9 +192,9 @@ def _scope(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 async def _answered(data: bytes) -> tuple[int, bytes]:
-    place = await _place()
-    machine = place.machine
-    scope, body = _scope(place.filled(data))
+    here = await _place()
+    machine = here.machine
+    scope, body = _scope(here.filled(data))
     given, said = [{"type": "http.request", "body": body, "more_body": False}], []
 
     async def receive() -> Any:
@@ -215,7 +217,7 @@ async def _answered(data: bytes) -> tuple[int, bytes]:
         raise AssertionError("no answer within 50 s")
     work.result()
     await machine.turns(5)
-    if machine.keys.owner_of(place.live.key) is None:
+    if machine.keys.owner_of(here.live.key) is None:
         _places.clear()  # the key in use was revoked, as asked
     return said[0]["status"], b"".join(piece.get("body", b"") for piece in said[1:])
 
