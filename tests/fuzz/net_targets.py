@@ -305,5 +305,5 @@ TARGETS = [
         "poll protobuf", lambda: [base64.b64decode(captured.FORWARD_BACKWARD_OUTPUT)],
         _poll("forward_backward", PROTOBUF), (TinkerError,), message, 0.5,
     ),
-    Target("download", _downloads, _fetch, (TinkerError, _Unusable), json_text, 0.1),
+    Target("download", _downloads, _fetch, (TinkerError, _Unusable), json_text, 0.3),
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from tests.server.machine import Machine, running
 from tinkex.cli.output import CommandError
 from tinkex.cli.training_data import read_chats
 from tinkex.client.archives import unpack
-from tinkex.client.file_fetch import _sha256
+from tinkex.client.file_fetch import Mark, _announced, _continues, _sha256
 from tinkex.client.plain_tokenizer import PlainTokenizer
 from tinkex.config import Secret
 from tinkex.errors import (
@@ -257,6 +257,12 @@ def test_an_event_of_empty_lines_is_not_endless():
 def test_an_interim_answer_before_the_end_is_no_answer():
     with pytest.raises(APIConnectionError, match="closed"):
         net_targets._http(b"HTTP/1.1 128 OK\r\nTransfer-Encoding: odd\r\n\r\n5\r\n")
+
+
+def test_lengths_of_thousands_of_digits_are_not_taken_for_lengths():
+    assert _announced(Response(200, {"content-length": LONG_DIGITS, "etag": '"a"'})) == (None, '"a"')
+    told = Response(206, {"content-range": f"bytes 5-{LONG_DIGITS}/{LONG_DIGITS}"})
+    assert not _continues(told, 5, Mark(None, '"a"'))
 
 
 @pytest.mark.parametrize("name", ["x-amz-checksum-sha256", "repr-digest"])

@@ -40,7 +40,7 @@ _RENEW_EARLY = timedelta(minutes=5)
 _MOST_RENEWALS = 3
 _REFUSALS = frozenset({400, 401, 403, 410})  # what stores answer when a signature has expired
 _NO_SUCH_RANGE = frozenset({412, 416})
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -258,7 +258,7 @@ def _announced(response: Response) -> tuple[int | None, str | None]:
     length = headers.get("content-length", "")
     tag = headers.get("etag", "")
     strong = tag if tag.startswith('"') else None
-    return int(length) if length.isdecimal() else None, strong
+    return int(length) if length.isdecimal() and len(length) <= 18 else None, strong
 
 
 def _sha256(headers: Mapping[str, str]) -> bytes | None:
