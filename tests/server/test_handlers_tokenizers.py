@@ -69,12 +69,14 @@ async def test_files_need_a_key(rig: Rig):
 
 
 @served
-async def test_a_model_folder_may_be_made_of_links(rig: Rig, tmp_path: Path):
+async def test_links_within_a_model_folder_are_followed_and_no_others(rig: Rig, tmp_path: Path):
     facts = rig.service.catalogue.get(MODEL)
-    (tmp_path / "blob").write_bytes(b'{"linked": 1}')
-    (facts.folder / "tokenizer.json").unlink()
-    (facts.folder / "tokenizer.json").symlink_to(tmp_path / "blob")
-    assert (await rig.get(f"{WHERE}/tokenizer.json")).json == {"linked": 1}
+    inside, outside, link = facts.folder / "blob", tmp_path / "blob", facts.folder / "tokenizer.json"
+    for blob, status in ((inside, 200), (outside, 404)):
+        blob.write_bytes(b'{"linked": 1}')
+        link.unlink()
+        link.symlink_to(blob)
+        assert (await rig.get(f"{WHERE}/tokenizer.json")).status == status
 
 
 @served
