@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.testing import make_tiny_model
-from tinkex.testing.kill_points import KillOrder
+from tinkex.testing.kill_points import ENGINE_POINTS, KillOrder
 
 from .killing import CUTS, EVERYWHERE, ONCE, Report, disturbed, undisturbed
 from .power import COMPILER
@@ -56,7 +56,7 @@ def test_an_order_is_for_a_moment_that_there_is(tmp_path: Path):
     with pytest.raises(ValueError, match="no such moment"):
         order.give("operation: some time")
     assert order.obeyed
-    order.give(EVERYWHERE[-1])
+    order.give(ENGINE_POINTS[-1])
     assert not order.obeyed
     assert order.take_back()
     assert not order.take_back()
