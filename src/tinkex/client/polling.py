@@ -63,6 +63,8 @@ logger: Final = logging.getLogger(__name__)
 _HELD_SECONDS = 1.0  # a question answered sooner than this was not held by the server
 _GRACE_SECONDS = 10.0
 _BAD_REQUESTS = 3
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a damaged answer may raise."""
 _LARGE = 256 * 1024  # results above this are decoded off the loop
 _TELL_EVERY = 60.0
 _BLIPS = 2  # failed polls in a row that are not worth a word
@@ -234,7 +236,7 @@ class _Wait:
         """Read a result, a large one in a thread; whatever cannot be read becomes one kind of error."""
         try:
             return await asyncio.to_thread(read) if len(response.body) > _LARGE else read()
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
+        except _WRONG as problem:
             raise self._unreadable(response, str(problem)) from None
 
     async def _json(self, response: Response) -> Any:
