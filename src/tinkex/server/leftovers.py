@@ -112,21 +112,25 @@ class Sweeper:
         """The next engine is waited for."""
 
     async def _sweep(self) -> None:
+        found = await asyncio.to_thread(_parts, self._service.options.state)
+        # Asked after looking: an engine that came up meanwhile may have begun to write.
         alive = {os.getpid(), *(room.pid for room in self._service.rooms.values())}
-        removed = await asyncio.to_thread(_remove_parts, self._service.options.state, alive)
-        if removed:
-            log.info("%d folders that an engine was writing when it died were removed", removed)
+        dead = [folder for folder, pid in found if pid not in alive]
+        for folder in dead:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if dead:
+            log.info("%d folders that an engine was writing when it died were removed", len(dead))
 
 
-def _remove_parts(state: Path, alive: set[int | None]) -> int:
-    removed = 0
+def _parts(state: Path) -> list[tuple[Path, int]]:
+    """Half-written folders, and the number of the process that wrote or writes each."""
+    found = []
     for room, depth in (("checkpoints", 3), ("snapshots", 2), ("engine", 3), ("exports", 1)):
         for folder in _folders(state / room, depth):
-            found = _PART.fullmatch(folder.name)
-            if found and int(found[1]) not in alive:
-                shutil.rmtree(folder, ignore_errors=True)
-                removed += 1
-    return removed
+            part = _PART.fullmatch(folder.name)
+            if part:
+                found.append((folder, int(part[1])))
+    return found
 
 
 def _folders(place: Path, depth: int) -> Iterator[Path]:
