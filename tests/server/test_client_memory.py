@@ -76,9 +76,13 @@ def test_sessions_of_a_client_leave_nothing_behind(tmp_path: Path, close: bool):
 
         for _ in range(2):
             once()
-        before = alive()
-        for _ in range(4):
-            once()
-        after = alive()
-        grown = {name: count - before[name] for name, count in after.items() if count > before[name]}
+        # Clients that tests before this one left behind may still be ending: a leak is there every time.
+        for _ in range(5):
+            before = alive()
+            for _ in range(4):
+                once()
+            after = alive()
+            grown = {name: count - before[name] for name, count in after.items() if count > before[name]}
+            if not grown:
+                break
         assert not grown
