@@ -261,3 +261,14 @@ def test_weights_named_in_the_older_way_are_still_found(base):
     assert not old.startswith("s")
     assert old != digest(adapter)
     assert digest(adapter, like=old) == old
+
+
+def test_weights_frozen_again_are_found_by_the_older_name(base, tmp_path):
+    shelf = Shelf(base)
+    numbers = shelf.weights.get(shelf.freeze(1)).compute.flat
+    old = digest(trained_adapter(base, 2, seed=1), like="0" * 32)
+    assert shelf.weights.load(tmp_path / "nowhere", version=old, ephemeral_of="m") == old
+    assert torch.equal(shelf.weights.get(old).compute.flat, numbers)
+    assert len(shelf.weights) == 1, "they have one name"
+    with pytest.raises(ServerFault, match="are lost"):
+        shelf.weights.load(tmp_path / "nowhere", version="0" * 32)

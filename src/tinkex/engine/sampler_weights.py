@@ -103,7 +103,7 @@ class SamplerWeights:
 
         As `ephemeral_of` a model they count as its newest and go the way of ephemeral ones.
         """
-        entry = None if version is None else self._versions.get(version)
+        entry = None if version is None else self._versions.get(version) or self._by_older_name(version)
         if entry is None:
             entry = self._read_in(path, version)
         self._touch(entry)
@@ -113,6 +113,17 @@ class SamplerWeights:
             entry.path, entry.durable = path, True
         self._make_room(entry)
         return entry.version
+
+    def _by_older_name(self, version: str) -> Frozen | None:
+        """Weights that are here, asked for by a name of the older kind: a replay froze them again."""
+        if _is_older(version):
+            for held in list(self._versions.values()):
+                if held.adapter is not None and digest(held.adapter, like=version) == version:
+                    self._versions[version] = found = Frozen(version, self._clock(), held.adapter)
+                    if not held.durable:
+                        self._drop(held.version, f"sampler weights {held.version} are {version}")
+                    return found
+        return None
 
     def _read_in(self, path: Path, expected: str | None) -> Frozen:
         try:
@@ -300,11 +311,15 @@ def digest(adapter: Adapter, like: str | None = None) -> str:
     sites = "\n".join(site.path for site in adapter.layout.sites)
     found.update(f"{adapter.rank} {adapter.alpha} {adapter.dtype}\n{sites}\n".encode())
     flat = adapter.compute.flat.detach().contiguous()
-    if like is not None and not like.startswith("s"):
+    if like is not None and _is_older(like):
         found.update(flat.cpu().view(torch.uint8).numpy().data)
         return found.hexdigest()[:32]
     found.update(json.dumps(_sums(flat)).encode())
     return "s" + found.hexdigest()[:31]
+
+
+def _is_older(version: str) -> bool:
+    return not version.startswith("s")
 
 
 def _sums(flat: torch.Tensor) -> list[int]:

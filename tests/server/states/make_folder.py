@@ -154,6 +154,7 @@ def go_on(server: Server, facts: dict[str, Any]) -> dict[str, Any]:
         "sampling_params": {"max_tokens": 4, "temperature": 0.0},
     }
     drawn = server.result(server.post("asample", sample))
+    assert "sequences" in drawn, drawn
     return {"losses": losses, "loaded": again, "tokens": drawn["sequences"][0]["tokens"]}
 
 
