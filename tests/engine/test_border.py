@@ -1,5 +1,8 @@
 """Adapters beside the weights: where their factors lie, whose they are, and what does not go together."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -116,3 +119,13 @@ def test_an_adapter_that_is_not_finite_shares_no_pass(border, factor):
     bad.master.flat.nan_to_num_()
     bad.refresh()
     check(border, mixed)
+
+
+def test_an_adapter_that_nobody_uses_any_more_is_let_go(border):
+    first = adapter(8, 1)
+    gone = weakref.ref(first), weakref.ref(first.compute.flat)
+    check(border, (Segment(first, 0, 12),))
+    del first
+    check(border, (Segment(adapter(8, 2), 0, 12),))
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

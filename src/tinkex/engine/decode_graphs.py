@@ -155,6 +155,8 @@ class DecodeGraphs:
         places_r = torch.full((rows,), self.cache.sink, dtype=whole, device=device)
         blocks_rw = torch.full((rows, width), self.cache.blocks, dtype=whole, device=device)
         offsets = self._offsets
+        if stack is not None:
+            stack = replace(stack, entries=())  # a graph outlives the adapters it was recorded with
         if stack is not None and stack.foreign_tr is not None:
             foreign_rn = torch.ones(rows, stack.ranks, dtype=torch.bool, device=device)
             spans_r2 = torch.zeros(rows, 2, dtype=torch.int32, device=device)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -23,7 +24,7 @@ from . import CAPACITY
 
 STEP = 32
 """What the ranks in all are rounded up to, for the kernels' sake."""
-_KEPT = 16
+_Views = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class Border:
     """The room beside a model's weights, and which adapters are in it now."""
 
     def __init__(self, groups: Sequence[LoraGroup], head_ei: torch.Tensor, vocab: int) -> None:
-        self.groups = {group.name: group for group in groups}
         self.ext: dict[str, torch.Tensor] = {}
         self.outer: dict[str, int] = {}
         self.members: dict[str, list[tuple[str, int, int]]] = {}
@@ -79,7 +79,7 @@ class Border:
         }
         self._held: tuple[tuple[int, int], ...] = ()
         self._shape: tuple[object, ...] = ()
-        self._copies: dict[int, tuple[tuple[object, ...], tuple[list[torch.Tensor], ...]]] = {}
+        self._copies: WeakKeyDictionary[Adapter, tuple[tuple[object, ...], _Views]] = WeakKeyDictionary()
         self._sound: dict[tuple[int, int], bool] = {}
         self._last: tuple[Sequence[Segment], int, Stack] | None = None
 
@@ -162,18 +162,16 @@ class Border:
     def _copy(self, entry: Entry, ranks: int) -> None:
         adapter = entry.adapter
         key = (adapter.compute, entry.start, ranks)
-        known = self._copies.get(id(adapter))
+        known = self._copies.get(adapter)
         # Hundreds of views: made once for an adapter that is trained step after step.
         if known is None or known[0][0] is not key[0] or known[0][1:] != key[1:]:
-            if len(self._copies) >= _KEPT:
-                self._copies.clear()
-            known = self._copies[id(adapter)] = (key, self._views(entry, ranks))
+            known = self._copies[adapter] = (key, self._views(entry, ranks))
         targets, sources, scaled = known[1]
         torch._foreach_copy_(targets, sources)
         if adapter.scale != 1.0:
             torch._foreach_mul_(scaled, adapter.scale)
 
-    def _views(self, entry: Entry, ranks: int) -> tuple[list[torch.Tensor], ...]:
+    def _views(self, entry: Entry, ranks: int) -> _Views:
         """Where an adapter's factors go, where they come from, and those to be scaled."""
         adapter, start = entry.adapter, entry.start
         end = start + adapter.rank

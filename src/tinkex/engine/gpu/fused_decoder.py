@@ -364,8 +364,6 @@ class FusedPass:
 
     def backward(self, dhidden: torch.Tensor) -> None:
         """Add the adapters' gradients to the plan's buffers, given that of the hidden states."""
-        # What was sampled since may have put other adapters into the border.
-        self.decoder.border.stack(self.plan.segments, self.plan.tokens)
         size = dhidden.shape[1]
         with torch.no_grad():
             dx: torch.Tensor | None = _room(dhidden, size + self.stack.ranks)

@@ -17,6 +17,8 @@ FEW_TARGETS = 8
 class FusedHead(Head):
     """The unembedding matrix in half precision; logits in float32, their gradient in half precision."""
 
+    _half: torch.Tensor | None = None
+
     def score(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs `[T, K]` of the targets, and each row's log-normaliser `[T, 1]`."""
         lp_tk = self._empty(rows.targets_tk.shape)
@@ -51,8 +53,6 @@ class FusedHead(Head):
                 self.chunk_rows, self.vocab, dtype=self.weight_vc.dtype, device=self.weight_vc.device
             )
         return self._half[:rows]
-
-    _half: torch.Tensor | None = None
 
 
 class _Chunk:
