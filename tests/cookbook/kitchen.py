@@ -56,7 +56,7 @@ class Kitchen:
             text=True,
             timeout=LONGEST,
         )
-        assert done.returncode == 0, done.stdout[-4000:]
+        assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout[-4000:]}"
         return done.stdout
 
     def file(self, recipe: str, name: str) -> Path:
