@@ -19,6 +19,7 @@ from .kv_cache import DenseRows, KvCache
 from .paged_attention import PagedBatch, paged_attention
 from .plan import Plan, Segment, join_segments
 from .sampling_rows import DrawRows, Row
+from .sending import send_into, sent
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class Slots:
                 if slot >= len(self.occupants) or self.occupants[slot] is not row:
                     assert row.table is not None
                     at = places_of(row.table, dense.cache.block_size, row.computed)
-                    dense.load(slot, torch.from_numpy(at).to(dense.device))
+                    dense.load(slot, sent(at, dense.device))
             self.occupants = rows
         return dense
 
@@ -67,8 +68,9 @@ class DecodeBatch:
         segments = join_segments(each) if stacked is None else (stacked,)
         self.positions = computed = np.array([row.computed for row in rows], np.int64)
         """Where each row's token stands, on the host; `positions_r` is the same on the device."""
-        self.ids_r = torch.tensor([row.token(row.computed) for row in rows], device=base.device)
-        self.positions_r = torch.tensor(computed, device=base.device)
+        last = np.array([row.token(row.computed) for row in rows], np.int64)
+        self.ids_r = sent(last, base.device)
+        self.positions_r = sent(computed, base.device)
         self.paged = PagedBatch(
             cache,
             torch.zeros_like(self.positions_r),
@@ -124,7 +126,7 @@ class DecodeBatch:
 
     def _look_up(self) -> None:
         """Find the block each row writes to, and how many steps from now the next row needs another."""
-        self.paged.places_t.copy_(torch.from_numpy(self.places()))
+        send_into(self.paged.places_t, self.places())
         size = self.cache.block_size
         self._until_block = int((size - self.positions % size).min())
         if self.paged.table_rl is not None:
@@ -139,7 +141,7 @@ class DecodeBatch:
             count = min(width, len(row.table.blocks))
             table[i, :count] = row.table.blocks[:count]
         places = table[:, :, None] * size + np.arange(size)
-        return torch.from_numpy(places.reshape(len(table), -1)).to(self.device)
+        return sent(places.reshape(len(table), -1), self.device)
 
 
 def _block(row: Row, size: int) -> int:

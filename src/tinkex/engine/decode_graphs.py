@@ -24,6 +24,7 @@ from .base_model import BaseModel
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, paged_attention
 from .plan import Plan, Segment
+from .sending import send_into
 
 if TYPE_CHECKING:
     from .decode_batch import DecodeBatch
@@ -145,7 +146,7 @@ class DecodeGraphs:
             assert held is not None
             blocks = held.blocks[:width]
             self._table[i, : len(blocks)] = blocks
-        recorded.blocks_rw.copy_(torch.from_numpy(self._table))
+        send_into(recorded.blocks_rw, self._table)
 
     def _record(self, rows: int, width: int, slot: AdapterSlot | None, stack: Stack | None) -> _Recorded:
         device = self.base.device

@@ -18,6 +18,7 @@ from .blocks import Table
 from .messages import Sample
 from .prompt_scores import PromptScores
 from .sampling_math import DrawParams, uniforms
+from .sending import sent
 from .stopping import Detokenise, StopRule, StopWatch
 
 _AHEAD = 32
@@ -146,4 +147,4 @@ class DrawRows:
 
     def _at(self, positions_rn: npt.NDArray[np.uint64]) -> torch.Tensor:
         drawn = uniforms(self._seeds[:, None], self._indices[:, None], positions_rn)
-        return torch.from_numpy(drawn).to(self._device)
+        return sent(drawn, self._device)
