@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tinkex.engine.adamw import AdamParams, AdamState, adamw_step, clip_to_norm
+from tinkex.engine.adamw import AdamParams, AdamState, global_norm, shrinkage, take_step
 from tinkex.engine.faults import UserFault
 
 
@@ -23,7 +23,9 @@ def test_equals_torch_over_twenty_steps_of_changing_hyperparameters(clip, decay)
         values = {"learning_rate": rate, "eps": 1e-8, "weight_decay": decay, "grad_clip_norm": clip}
         params = AdamParams.given(values | {"beta2": 0.95 if step < 10 else 0.99})
         norm = float(grads.norm())
-        adamw_step(ours, clip_to_norm(grads, norm, params.grad_clip_norm), state, params)
+        before = ours.clone()
+        change = take_step(ours, grads, norm, state, params)
+        assert change == pytest.approx(float((ours - before).norm()), rel=1e-6)
         theirs.grad = grads.clone()
         if clip:
             torch.nn.utils.clip_grad_norm_([theirs], clip)
@@ -61,7 +63,11 @@ def test_what_makes_no_sense_is_refused_by_name(values, text):
 
 
 def test_clipping_only_ever_shrinks():
-    grads = torch.tensor([3.0, 4.0])
-    assert torch.equal(clip_to_norm(grads, 5.0, 10.0), grads)
-    assert clip_to_norm(grads, 5.0, 1.0).norm() == pytest.approx(1.0, abs=1e-6)
-    assert clip_to_norm(grads, 5.0, 0.0) is grads
+    assert shrinkage(5.0, 10.0) == 1.0
+    assert shrinkage(5.0, 0.0) == shrinkage(5.0, -1.0) == 1.0
+    assert 5.0 * shrinkage(5.0, 1.0) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_norm_beyond_float32_is_found():
+    assert global_norm(torch.full((4,), 1e30)) == pytest.approx(2e30)
+    assert math.isinf(global_norm(torch.tensor([math.inf, 1.0])))

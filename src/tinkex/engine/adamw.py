@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .faults import UserFault
+from .gpu import kernels_at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,51 @@ class AdamState:
         self.exp_avg, self.exp_avg_sq = self.exp_avg.to(device), self.exp_avg_sq.to(device)
 
 
-def clip_to_norm(grads: torch.Tensor, norm: float, largest: float) -> torch.Tensor:
-    """Gradients scaled down to a global norm, as torch.nn.utils.clip_grad_norm_ does."""
-    if largest <= 0:
-        return grads
-    scale = largest / (norm + 1e-6)
-    return grads * scale if scale < 1 else grads
+def global_norm(flat: torch.Tensor) -> float:
+    """The norm of all numbers together, also where their squares are beyond float32."""
+    norm = float(torch.linalg.vector_norm(flat))
+    if math.isinf(norm) and bool(torch.isfinite(flat).all()):
+        norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    return norm
+
+
+def shrinkage(norm: float, largest: float) -> float:
+    """What gradients are scaled by to a global norm, as torch.nn.utils.clip_grad_norm_ does; at most 1."""
+    return 1.0 if largest <= 0 else min(1.0, largest / (norm + 1e-6))
+
+
+def take_step(
+    weights: torch.Tensor, grads: torch.Tensor, norm: float, state: AdamState, params: AdamParams
+) -> float:
+    """Change weights and moments by a step with gradients of this norm, clipped; the norm of the change."""
+    shrink = shrinkage(norm, params.grad_clip_norm)
+    if weights.is_cuda and weights.dtype == torch.float32 and kernels_at_hand():
+        return _fused_step(weights, grads, shrink, state, params)
+    before = weights.clone()
+    adamw_step(weights, grads if shrink == 1.0 else grads * shrink, state, params)
+    return global_norm(before.sub_(weights))
+
+
+def _fused_step(
+    weights: torch.Tensor, grads: torch.Tensor, shrink: float, state: AdamState, params: AdamParams
+) -> float:
+    from .gpu.adamw_kernels import adamw
+
+    state.step += 1
+    change = adamw(
+        weights,
+        grads,
+        state.exp_avg,
+        state.exp_avg_sq,
+        step=state.step,
+        learning_rate=params.learning_rate,
+        beta1=params.beta1,
+        beta2=params.beta2,
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+        shrink=shrink,
+    )
+    return float(change)
 
 
 def adamw_step(weights: torch.Tensor, grads: torch.Tensor, state: AdamState, params: AdamParams) -> None:

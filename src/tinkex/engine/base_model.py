@@ -20,11 +20,12 @@ from .adapters import Adapter, LoraLayout
 from .decoder import Decoder, TrainingPass
 from .experts import EXPERTS
 from .faults import UserFault
-from .gpu import bordered, fused_head, room_beside
+from .gpu import bordered, fused_draw, fused_head, room_beside
 from .logprobs import Head
 from .lora import head_logits
 from .model_folder import check_folder
 from .plan import Plan, PlanSlot, Segment
+from .sampling_math import PlainDraw
 from .sites import install
 
 ATTENTION = "tinkex"
@@ -204,6 +205,10 @@ class BaseModel:
         if self.decoder is not None and self.decoder.border is not None:
             return fused_head(self.unembed_weight, chunk_rows)
         return Head(self.unembed_weight, chunk_rows=chunk_rows)
+
+    def plain_draw(self) -> PlainDraw | None:
+        """What draws tokens faster than plain operations do, where there is such."""
+        return fused_draw() if self.decoder is not None and self.decoder.border is not None else None
 
     def logits(self, hidden: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
         """Logits `[T, vocab]` of hidden states whose rows belong to these segments; meant for few rows."""

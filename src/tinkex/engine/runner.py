@@ -27,6 +27,7 @@ from .plan import Plan, Segment, join_segments
 from .sampling_math import Drawn, draw
 from .sampling_rows import DrawRows, Job, Row
 from .scheduler import Pass, PieceWork
+from .sending import sent
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Runner:
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
         self.stacks = AdapterStacks(base)
         self.graphs = DecodeGraphs(base, cache)
+        self.plain_draw = base.plain_draw()
         self._batch: DecodeBatch | None = None
         self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
 
@@ -122,24 +124,27 @@ class Runner:
         """Decoded rows and prompt pieces in one pass; hidden states in that order."""
         device, size = self.base.device, self.cache.block_size
         paged = PagedBatch(self.cache, torch.empty(0)) if batch is None else batch.paged
-        ids = [] if batch is None else [batch.ids_r]
-        positions = [] if batch is None else [batch.positions_r]
-        places = [] if batch is None else [paged.places_t]
         segments = [] if batch is None else [*batch.segments]
-        start = paged.rows
+        prompts = np.empty((3, sum(piece.end - piece.start for piece in pieces)), np.int64)
         laid_out: list[Piece] = []
+        start = paged.rows
         for piece in pieces:
-            count = piece.end - piece.start
-            ids.append(torch.from_numpy(piece.fill.tokens[piece.start : piece.end]).long().to(device))
-            positions.append(torch.arange(piece.start, piece.end, device=device))
-            whole = torch.from_numpy(places_of(piece.fill.table, size, piece.end)).to(device)
-            places.append(whole[piece.start :])
-            laid_out.append(Piece(start, start + count, piece.start, whole if piece.start else None))
-            segments.append(Segment(piece.fill.job.adapter, start, start + count))
-            start += count
-        paged = replace(paged, places_t=torch.cat(places), pieces=tuple(laid_out))
+            end = start + piece.end - piece.start
+            whole = places_of(piece.fill.table, size, piece.end)
+            here = prompts[:, start - paged.rows : end - paged.rows]
+            here[0] = piece.fill.tokens[piece.start : piece.end]
+            here[1] = np.arange(piece.start, piece.end)
+            here[2] = whole[piece.start :]
+            laid_out.append(Piece(start, end, piece.start, sent(whole, device) if piece.start else None))
+            segments.append(Segment(piece.fill.job.adapter, start, end))
+            start = end
+        given = sent(prompts, device)
+        if batch is not None:
+            rows = torch.stack([batch.ids_r, batch.positions_r, paged.places_t])
+            given = torch.cat([rows, given], 1)
+        paged = replace(paged, places_t=given[2], pieces=tuple(laid_out))
         plan = Plan(paged_attention, join_segments(segments), (0, start), paged)
-        return self.base.hidden_states(torch.cat(ids)[None], torch.cat(positions)[None], plan)
+        return self.base.hidden_states(given[0][None], given[1][None], plan)
 
     def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
         """Score prompts, and keep the state that first tokens are drawn from."""
@@ -169,7 +174,8 @@ class Runner:
             states = [row.job.last_hidden for row in work.starts]
             decoded = [hidden_tc[:rows]] if hidden_tc is not None else []
             hidden_rc = torch.cat([*decoded, *(state for state in states if state is not None)])
-        drawn = draw(self.base.logits(hidden_rc, segments), draws.params, draws.numbers())
+        logits_rv = self.base.logits(hidden_rc, segments)
+        drawn = draw(logits_rv, draws.params, draws.numbers(), self.plain_draw)
         if batch is not None:
             batch.advance(drawn.tokens_r if len(drawn.tokens_r) == rows else drawn.tokens_r[:rows])
         if not self.ahead:
@@ -191,7 +197,7 @@ class Runner:
         if any(i is None for i in chosen):
             return None
         batch.prepare(contexts=False)
-        return hidden_rc[torch.tensor(chosen, device=hidden_rc.device)]
+        return hidden_rc[sent(np.array(chosen, np.int64), hidden_rc.device)]
 
     def _begin_next(self, batch: DecodeBatch) -> None:
         """Start the step after this one, for the case that all its rows go on.

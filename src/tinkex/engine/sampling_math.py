@@ -11,15 +11,24 @@ Shape letters: R rows, V vocabulary, k draws a row, C tokens of a chunk of the v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .sending import sent
+
 TOKEN, PROMPT = 1, 2
 """What a number is drawn for: a sampled token, or an alternative to a prompt token."""
+
+PlainDraw: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    tuple[torch.Tensor, torch.Tensor],
+]
+"""Tokens and logprobs of logits, numbers, inverse temperatures and greedy rows: a draw without extras."""
 
 _BELOW_ONE = 1.0 - 2.0**-50
 _SMALL = 1 << 16
@@ -61,6 +70,11 @@ class DrawParams:
     top: int
     """How many of the likeliest tokens to report."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether temperatures are all there is."""
+        return not self.narrowed and self.raw_rows is None and not self.top
+
     @classmethod
     def of(
         cls,
@@ -87,21 +101,19 @@ class DrawParams:
             narrowed.append(
                 (
                     int(width),
-                    torch.from_numpy(rows).to(device),
-                    torch.from_numpy(k_r[rows]).to(device),
-                    torch.from_numpy(p_r[rows]).to(device),
+                    sent(rows, device),
+                    sent(k_r[rows], device),
+                    sent(p_r[rows], device),
                 )
             )
         raw_rows = np.flatnonzero(np.asarray(raw, bool) & (inverse != 1.0)) if len(raw) else np.empty(0)
         return cls(
             rows=len(t_r),
-            inverse_temperature_r1=(
-                torch.from_numpy(inverse)[:, None].to(device) if (inverse != 1.0).any() else None
-            ),
-            greedy_r=torch.from_numpy(greedy).to(device) if greedy.any() else None,
+            inverse_temperature_r1=(sent(inverse[:, None], device) if (inverse != 1.0).any() else None),
+            greedy_r=sent(greedy, device) if greedy.any() else None,
             all_greedy=bool(greedy.all()),
             narrowed=tuple(narrowed),
-            raw_rows=torch.from_numpy(raw_rows).to(device) if raw_rows.size else None,
+            raw_rows=sent(raw_rows, device) if raw_rows.size else None,
             top=top,
         )
 
@@ -116,9 +128,13 @@ class Drawn:
     top_logprobs_rk: torch.Tensor | None = None
 
 
-def draw(logits_rv: torch.Tensor, params: DrawParams, u_r: torch.Tensor | None) -> Drawn:
+def draw(
+    logits_rv: torch.Tensor, params: DrawParams, u_r: torch.Tensor | None, plain: PlainDraw | None = None
+) -> Drawn:
     """Choose one token a row; `u_r` (float64) may be None when every row is greedy."""
     logits_rv = logits_rv.float()
+    if plain is not None and params.plain:
+        return Drawn(*plain(logits_rv, u_r, params.inverse_temperature_r1, params.greedy_r))
     if params.all_greedy:
         scores_rv = torch.log_softmax(logits_rv, -1)
         logprobs_r, tokens_r = scores_rv.max(-1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .adamw import AdamParams, AdamState, adamw_step, clip_to_norm
+from .adamw import AdamParams, AdamState, global_norm, take_step
 from .adapters import Adapter, LoraTensors
 from .base_model import BaseModel
 from .custom_graph import CustomLoss
@@ -190,13 +190,11 @@ class Trainer:
         params = AdamParams.given(values)
         weights = state.adapter.master.flat
         grads = torch.zeros_like(weights) if state.grads is None else state.grads.flat
-        norm = _norm(grads)
+        norm = global_norm(grads)
         if not math.isfinite(norm):
             raise UserFault("the accumulated gradient is not finite; nothing was changed")
         moments = state.moments or AdamState.zeros_like(weights)
-        before = weights.clone()
-        adamw_step(weights, clip_to_norm(grads, norm, params.grad_clip_norm), moments, params)
-        update = _norm(before.sub_(weights))
+        update = take_step(weights, grads, norm, moments, params)
         state.moments, state.grads, state.spare = moments, None, state.grads
         state.adapter.refresh()
         return {
@@ -339,7 +337,7 @@ class Trainer:
         lp = _joined(part.logprobs).cpu().numpy().astype(np.float32, copy=False)
         sums = torch.stack(part.sums) if part.sums else torch.zeros(1)
         total = float(sums.sum(dtype=_total_dtype(self.base.device)))
-        norm = 0.0 if part.grads is None else _norm(part.grads.flat)
+        norm = 0.0 if part.grads is None else global_norm(part.grads.flat)
         fault = part.fault or _not_finite(part, lp, total, norm)
         state = part.state
         state.adapter.folded.clear()
@@ -373,13 +371,6 @@ def _rows(data: PartData, run: Run) -> slice:
 
 def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _norm(flat: torch.Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(flat))
-    if math.isinf(norm) and bool(torch.isfinite(flat).all()):
-        norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    return norm
 
 
 def _total_dtype(device: torch.device) -> torch.dtype:

@@ -11,10 +11,16 @@ from torch import nn
 
 from ..decoder import Decoder
 from ..logprobs import Head
+from ..sampling_math import PlainDraw
 
 CAPACITY = 256
 """Ranks that fit beside the weights; passes whose adapters have more are computed one adapter at a time."""
 log = logging.getLogger(__name__)
+
+
+def kernels_at_hand() -> bool:
+    """Whether kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def room_beside(model: nn.Module) -> int:
@@ -31,7 +37,7 @@ def room_beside(model: nn.Module) -> int:
         and config.intermediate_size % 64 == 0
         and config.hidden_size % 16 == 0
     )
-    return CAPACITY if fits and importlib.util.find_spec("triton") is not None else 0
+    return CAPACITY if fits and kernels_at_hand() else 0
 
 
 def bordered(model: nn.Module) -> Decoder | None:
@@ -58,6 +64,13 @@ def fused_head(weight_vc: torch.Tensor, chunk_rows: int | None) -> Head:
     from .fused_head import FusedHead
 
     return FusedHead(weight_vc, chunk_rows=chunk_rows)
+
+
+def fused_draw() -> PlainDraw:
+    """What draws tokens with the kernels here."""
+    from .draw_kernels import draw_plain
+
+    return draw_plain
 
 
 def _head_with_room(model: Any) -> torch.Tensor:

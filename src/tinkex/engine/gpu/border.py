@@ -13,18 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from ..adapters import Adapter
+from ..adapters import Adapter, LoraLayout
 from ..lora import HEAD, LoraGroup
 from ..plan import Segment
+from ..sending import sent
 from . import CAPACITY
+
+if TYPE_CHECKING:
+    from .place_kernels import Places
 
 STEP = 32
 """What the ranks in all are rounded up to, for the kernels' sake."""
-_Views = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Border:
         }
         self._held: tuple[tuple[int, int], ...] = ()
         self._shape: tuple[object, ...] = ()
-        self._copies: WeakKeyDictionary[Adapter, tuple[tuple[object, ...], _Views]] = WeakKeyDictionary()
+        self._places: dict[tuple[LoraLayout, int], Places] = {}
         self._sound: dict[tuple[int, int], bool] = {}
         self._last: tuple[Sequence[Segment], int, Stack] | None = None
 
@@ -160,31 +164,37 @@ class Border:
         self._held = held
 
     def _copy(self, entry: Entry, ranks: int) -> None:
-        adapter = entry.adapter
-        key = (adapter.compute, entry.start, ranks)
-        known = self._copies.get(adapter)
-        # Hundreds of views: made once for an adapter that is trained step after step.
-        if known is None or known[0][0] is not key[0] or known[0][1:] != key[1:]:
-            known = self._copies[adapter] = (key, self._views(entry, ranks))
-        targets, sources, scaled = known[1]
-        torch._foreach_copy_(targets, sources)
-        if adapter.scale != 1.0:
-            torch._foreach_mul_(scaled, adapter.scale)
-
-    def _views(self, entry: Entry, ranks: int) -> _Views:
-        """Where an adapter's factors go, where they come from, and those to be scaled."""
         adapter, start = entry.adapter, entry.start
+        if self.bt[HEAD].is_cuda:
+            places = self._places_of(adapter)
+            places.copy(adapter.compute.flat, adapter.scale, start, ranks)
+            return
         end = start + adapter.rank
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
-        scaled: list[torch.Tensor] = []
         for name in adapter.layout.groups:
             a_stack, bt = self.a(name, ranks), self.bt[name]
             for member, (path, first, last) in enumerate(self.members[name]):
-                sources += (adapter.compute.a[path], adapter.compute.bt[path])
-                scaled.append(bt[start:end, first:last])
-                targets += (a_stack[member * ranks + start : member * ranks + end], scaled[-1])
-        return targets, sources, scaled
+                a_stack[member * ranks + start : member * ranks + end] = adapter.compute.a[path]
+                torch.mul(adapter.compute.bt[path], adapter.scale, out=bt[start:end, first:last])
+
+    def _places_of(self, adapter: Adapter) -> Places:
+        """Where the factors of adapters of this shape go; made once for each."""
+        from .place_kernels import Move, Places
+
+        key = (adapter.layout, adapter.rank)
+        if key not in self._places:
+            moves = []
+            for site, factor, begin, _ in adapter.layout.slots(adapter.rank):
+                name = site.group
+                paths = [path for path, *_ in self.members[name]]
+                member = paths.index(site.path)
+                if factor == "a":
+                    rows = self.ext[name][self.outer[name] :]
+                    moves.append(Move(begin, adapter.rank, rows, member, False))
+                else:
+                    _, first, last = self.members[name][member]
+                    moves.append(Move(begin, adapter.rank, self.bt[name][:, first:last], 0, True))
+            self._places[key] = Places(moves)
+        return self._places[key]
 
 
 def _version(entry: Entry) -> tuple[int, int]:
@@ -195,11 +205,11 @@ def own_and_foreign(
     entries: Sequence[Entry], ranks: int, tokens: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which ranks are not a token's own, `[T, R]`, and the bounds of those that are, `[T, 2]`."""
-    foreign = torch.ones(tokens, ranks, dtype=torch.bool)
-    spans = torch.zeros(tokens, 2, dtype=torch.int32)
+    foreign = np.ones((tokens, ranks), np.bool_)
+    spans = np.zeros((tokens, 2), np.int32)
     for entry in entries:
         end = entry.start + entry.adapter.rank
         for segment in entry.segments:
             foreign[segment.start : segment.end, entry.start : end] = False
-            spans[segment.start : segment.end] = torch.tensor([entry.start, end], dtype=torch.int32)
-    return foreign.to(device, non_blocking=True), spans.to(device, non_blocking=True)
+            spans[segment.start : segment.end] = entry.start, end
+    return sent(foreign, device), sent(spans, device)

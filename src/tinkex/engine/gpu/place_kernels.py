@@ -1,0 +1,63 @@
+"""Copies an adapter's factors to where products find them, hundreds of tensors in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+_PIECES, _BLOCK = 64, 1024
+
+
+@triton.jit(do_not_specialize=["start", "ranks"])
+def _place(table, source, scale, start, ranks, PIECES: tl.constexpr, BLOCK: tl.constexpr):
+    at = table + tl.program_id(0) * 7
+    begin, address, stride, member = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    count, columns, scaled = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+    target = address.to(tl.pointer_type(source.dtype.element_ty)) + (member * ranks + start) * stride
+    by = tl.where(scaled == 1, scale, 1.0)
+    each = tl.cdiv(tl.cdiv(count, PIECES), BLOCK) * BLOCK
+    first = tl.program_id(1) * each
+    for here in range(first, tl.minimum(first + each, count), BLOCK):
+        n = here + tl.arange(0, BLOCK)
+        inside = n < count
+        value = tl.load(source + begin + n, mask=inside, other=0.0).to(tl.float32) * by
+        spot = n // columns * stride + n % columns
+        tl.store(target + spot, value.to(source.dtype.element_ty), mask=inside)
+
+
+class Move(NamedTuple):
+    """A factor at an offset of a flat buffer; it fills rows of a matrix, from `member * R + start` on."""
+
+    begin: int
+    rows: int
+    target: torch.Tensor
+    member: int
+    scaled: bool
+
+
+class Places:
+    """Where the factors of adapters of one shape go."""
+
+    def __init__(self, moves: Sequence[Move]) -> None:
+        rows = [
+            (
+                move.begin,
+                move.target.data_ptr(),
+                move.target.stride(0),
+                move.member,
+                move.rows * move.target.shape[1],
+                move.target.shape[1],
+                int(move.scaled),
+            )
+            for move in moves
+        ]
+        self._table = torch.tensor(rows, dtype=torch.int64).to(moves[0].target.device)
+
+    def copy(self, flat: torch.Tensor, scale: float, start: int, ranks: int) -> None:
+        """Copy an adapter's factors to its place among the ranks."""
+        grid = (len(self._table), _PIECES)
+        _place[grid](self._table, flat, scale, start, ranks, PIECES=_PIECES, BLOCK=_BLOCK, num_warps=4)
