@@ -76,10 +76,12 @@ class Runner:
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
         with torch.inference_mode():
+            copied = bool(work.copies)
             self.cache.copy(work.copies)
+            work.copies.clear()
             batch = self._decode_batch(work.rows)
             pieces = [piece for piece in work.pieces if piece.end > piece.start]
-            hidden_tc = self._take_begun(batch) if batch is not None and not work.copies else None
+            hidden_tc = self._take_begun(batch) if batch is not None and not copied else None
             self._begun = None
             if pieces:
                 if hidden_tc is None and batch is not None and self.graphs.fits(batch):
@@ -95,7 +97,12 @@ class Runner:
                 hidden_tc = self._decode(batch)
             for row in work.rows:
                 row.computed += 1
-            return self._draw(work, batch, hidden_tc)
+            try:
+                return self._draw(work, batch, hidden_tc)
+            except BaseException:
+                for row in work.rows:
+                    row.computed -= 1
+                raise
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
@@ -103,6 +110,10 @@ class Runner:
             self.cache.scrub(blocks)
             if self.slots.dense is not None:
                 self.slots.dense.scrub()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was laid out for the rows of the last pass."""
         self._batch, self._begun, self.slots.occupants = None, None, []
 
     def _decode_batch(self, rows: list[Row]) -> DecodeBatch | None:

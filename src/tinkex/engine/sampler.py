@@ -109,12 +109,16 @@ class Sampler:
         work = self.scheduler.next()
         if work is None:
             return []
+        shortage = None
         try:
             found = self.runner.run(work)
+        except torch.OutOfMemoryError as error:
+            shortage = str(error).splitlines()[0]
         except Exception as error:
             log.exception("a sampling pass failed")
-            jobs = [row.job for row in (*work.rows, *work.starts)] + [p.fill.job for p in work.pieces]
-            return self._fail(jobs, "server", f"sampling failed: {type(error).__name__}: {error}")
+            return self._fail(_jobs(work), "server", f"sampling failed: {type(error).__name__}: {error}")
+        if shortage is not None:  # only now the error is gone, and with it the tensors of the pass
+            return self._short_of_memory(work, shortage)
         reach("engine: in a sample")
         answers = self._fail_broken(found)
         if self.options.deterministic:
@@ -134,6 +138,22 @@ class Sampler:
             answers.append(self._token_step(found, ended))
         answers += [self._done(job) for job in over]
         return answers
+
+    def _short_of_memory(self, work: Pass, shortage: str) -> list[Answer]:
+        """Have the pass made again in smaller ones; requests that fit in none are failed."""
+        if isinstance(self.runner, Runner):
+            self.runner.forget()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if self.scheduler.take_back(work):
+                log.warning(
+                    "out of memory in a sampling pass; from now on %d prompt tokens and %d rows at most",
+                    self.scheduler.pass_tokens,
+                    self.scheduler.max_rows,
+                )
+                return []
+        text = f"sampling does not fit the device's memory; leave more of it free ({shortage})"
+        return self._fail(_jobs(work), "server", text)
 
     def _read(self, found: Outcome) -> tuple[dict[int, int], list[Job]]:
         """Append the tokens to their rows; why streams end, and requests whose text cannot be read."""
@@ -248,6 +268,10 @@ class Sampler:
                 self.runner.scrub(self.pool.forget(blocks))
                 failed.append(Failed(self.epoch, name, category, text))
         return failed
+
+
+def _jobs(work: Pass) -> list[Job]:
+    return [row.job for row in (*work.rows, *work.starts)] + [piece.fill.job for piece in work.pieces]
 
 
 def _kv_bytes(device: torch.device) -> int:

@@ -20,6 +20,8 @@ _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
 _TOGETHER, _PATIENCE = 16, 8
 """On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps."""
+_FEWEST_TOKENS, _CALM = 16, 256
+"""What passes shrink to at most when memory is short, and after how many good ones they grow again."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,9 @@ class Scheduler:
         self._ready: list[Job] = []
         self._unplaced: set[int] = set()
         self._copies: list[Copy] = []
+        self._left: list[Copy] = []
+        self._limits = max_rows, pass_tokens
+        self._calm = 0
         self._waited = 0
         self.preemptions = 0
 
@@ -121,7 +126,7 @@ class Scheduler:
         """The next pass, or None when there is nothing to compute."""
         if not self.jobs:
             return None
-        self._copies = []
+        self._copies, self._left = self._left, []
         size = self.pool.size
         for row in self.rows:
             if row.computed % size == 0 or row.stream in self._unplaced:
@@ -149,8 +154,43 @@ class Scheduler:
         self._waited = 0
         return False
 
+    def take_back(self, work: Pass) -> bool:
+        """Undo a pass that lacked memory and plan smaller ones; False where there is no smaller one."""
+        for row in reversed(work.starts):
+            row.job.waiting.append(row.index)
+        self._left, self._calm = work.copies, 0
+        tokens = sum(piece.end - piece.start for piece in work.pieces)
+        if tokens > _FEWEST_TOKENS:
+            self.pass_tokens = max(tokens // 2, _FEWEST_TOKENS)
+            return True
+        most = (len(self.rows) + len(work.starts)) // 2
+        if not most:
+            self._left = []
+            return False
+        self.max_rows = most
+        youngest = sorted(self.rows, key=lambda row: (row.job.arrival, row.index))[most:]
+        for row in reversed(youngest):
+            self._park(row)
+        if youngest:
+            self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
+        return True
+
+    def _recover(self) -> None:
+        """Let passes grow again some time after memory was short."""
+        if (self.max_rows, self.pass_tokens) == self._limits:
+            return
+        self._calm += 1
+        if self._calm >= _CALM:
+            rows, tokens = self._limits
+            self.max_rows, self.pass_tokens = (
+                min(2 * self.max_rows, rows),
+                min(2 * self.pass_tokens, tokens),
+            )
+            self._calm = 0
+
     def settle(self, work: Pass, ended: set[int]) -> list[Job]:
         """Take in what a pass has computed, `ended` being the streams that ended with it; jobs now over."""
+        self._recover()
         joined: list[Row] = []
         over: list[Job] = []
         for piece in work.pieces:
