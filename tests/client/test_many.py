@@ -356,6 +356,28 @@ def test_closing_wakes_a_reader_in_another_thread():
     assert read == [[]]
 
 
+def test_closing_wakes_a_reader_in_another_task():
+    rig = Rig()
+    client = sampler(rig)
+    rig.service.pause("asample")
+
+    async def leave() -> list[Sampled]:
+        async def items() -> AsyncIterator[ModelInput]:
+            yield prompt(0)
+            await asyncio.Event().wait()
+
+        async def read() -> list[Sampled]:
+            return [each async for each in many]
+
+        many = client.sample_many(items(), PARAMS)
+        reader = asyncio.ensure_future(read())
+        await asyncio.to_thread(until, lambda: len(rig.service.calls_to("asample")) == 1)
+        many.close()
+        return await asyncio.wait_for(reader, WAIT)
+
+    assert asyncio.run(leave()) == []
+
+
 def test_thousands_go_through():
     client = sampler(Rig(hold=20.0))
     found = sum(1 for _ in client.sample_many(map(prompt, range(2000)), PARAMS, concurrency=200))

@@ -160,6 +160,8 @@ class ManySamples(Reader):
         if "result" not in self._tasks:
             self._tasks["result"] = asyncio.ensure_future(self._ended.get_async())
         await asyncio.wait(set(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+        if not self._stop.alive:  # closed meanwhile, by somebody else
+            raise EOFError
         if self._tasks["result"].done():
             self._hold(self._tasks.pop("result").result())
         self._take_input()
