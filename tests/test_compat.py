@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
+import math
 import threading
 from typing import Any
 
@@ -147,6 +148,13 @@ def test_reducers_take_the_official_calls(name: str):
         assert REDUCE_MAP[name](values, [1, 2, 3]) == pytest.approx(
             their_chunks.REDUCE_MAP[name](values, [1, 2, 3])
         )
+
+
+@pytest.mark.parametrize("name", ["max", "mean", "min", "slack", "sum"])
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [1.0, math.nan], [2.0, math.nan, 1.0]])
+def test_one_piece_that_is_no_number_shows_in_the_whole(name: str, values: list[float]):
+    assert math.isnan(their_chunks.REDUCE_MAP[name](values))
+    assert math.isnan(REDUCE_MAP[name](values))
 
 
 # ---- protobuf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -42,12 +43,17 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
 
 
+def _nan_first(value: float) -> tuple[bool, float]:
+    """What to order by, so that no number hides one that is none."""
+    return (not math.isnan(value), value)
+
+
 Reducer = Callable[[Sequence[float], Sequence[int]], float]
 
 REDUCERS: Mapping[str, Reducer] = {
     "sum": lambda values, weights: float(sum(values)),
-    "min": lambda values, weights: min(values),
-    "max": lambda values, weights: max(values),
+    "min": lambda values, weights: min(values, key=_nan_first),
+    "max": lambda values, weights: -min((-value for value in values), key=_nan_first),
     "mean": _mean,
     "slack": lambda values, weights: max(values) - _mean(values, weights),
     "hash2": lambda values, weights: sum(int(value) & _MASK for value in values) & _MASK,
