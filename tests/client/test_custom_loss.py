@@ -330,6 +330,18 @@ def test_examples_without_targets_are_refused_before_anything_is_sent() -> None:
     assert rig.service.calls_to("forward_backward") == []
 
 
+def test_metrics_may_be_anything() -> None:
+    kept = {"note": "warm-up", "nothing": None, "histogram": [1, 2]}
+
+    @numpy_loss
+    def loss(examples: list[types.Datum], logprobs: list[Any]) -> Any:
+        return 0.0, {**kept, "scalar": np.float32(0.5)}, logprobs
+
+    metrics = run(Rig().trainer(), data(1), loss, use_async=False).metrics
+    assert {name: metrics[name] for name in kept} == kept
+    assert type(metrics["scalar"]) is float
+
+
 def test_without_torch_a_torch_loss_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     rig = Rig()

@@ -6,6 +6,7 @@ gradient.  torch is imported only when a torch loss is used.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -100,7 +101,17 @@ def _numpy(function: Callable[..., Any], data: Sequence[Datum], logprobs: list[A
             f"the loss returned gradients of shapes {[list(a.shape) for a in arrays]}, "
             f"the logprobs have {shapes}"
         )
-    return LossResult(float(loss), dict(metrics), arrays)
+    return LossResult(float(loss), _plain(metrics), arrays)
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's metrics with scalar tensors as numbers; what is none stays as it is."""
+    plain = dict(metrics)
+    for name, value in plain.items():
+        if not isinstance(value, str):
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                plain[name] = float(value)
+    return plain
 
 
 def _as_numpy(value: Any) -> Array:
@@ -128,7 +139,7 @@ def _torch(function: Callable[..., Any], data: Sequence[Datum], logprobs: list[A
                 "leave that example out, or multiply its logprobs by zero"
             )
         gradients.append(leaf.grad.numpy())
-    return LossResult(float(loss.detach()), dict(metrics), gradients)
+    return LossResult(float(loss.detach()), _plain(metrics), gradients)
 
 
 def backward_data(data: Sequence[Datum], gradients: Sequence[Array]) -> list[Datum]:
@@ -161,7 +172,7 @@ def merged(result: LossResult, output: ForwardBackwardOutput) -> ForwardBackward
     """The backward pass's result with the custom loss's value and metrics."""
     metrics = dict(output.metrics)
     surrogate = metrics.pop("loss:sum", None)
-    metrics |= {name: float(value) for name, value in result.metrics.items()}
+    metrics |= result.metrics
     metrics["loss:sum"] = result.loss
     if surrogate is not None:
         metrics["surrogate_loss:sum"] = surrogate
