@@ -218,6 +218,29 @@ def test_locks_held_by_other_threads_do_not_hang_the_child(server: FakeServer) -
     assert told == "0"
 
 
+def test_operations_in_line_at_a_fork_do_not_hold_up_the_child(
+    server: FakeServer, service: FakeService
+) -> None:
+    told = program(
+        server,
+        """
+        trainer = client.create_lora_training_client("Qwen/Qwen3-8B")
+        params = types.AdamParams(learning_rate=1e-4)
+        ahead = trainer._line.enter()  # an operation of the parent that is not sent yet
+        mine = trainer.optim_step(params)
+
+        def work():
+            trainer.optim_step(params).result(10)
+
+        print(in_child(work), mine.done())
+        ahead.leave()
+        mine.result(10)
+        """,
+    )
+    assert told == "0 False"
+    assert len(service.calls.to("optim_step")) == 2
+
+
 def test_forking_in_the_middle_of_heavy_traffic(server: FakeServer) -> None:
     told = program(
         server,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..net.locks import new_lock
+from .portal import portal
 
 __all__ = ["Line", "Turn"]
 
@@ -89,11 +90,15 @@ class Line:
         self._lock = new_lock()
         self._turns: deque[Turn] = deque()
         self._numbers = 0
+        self._generation = portal().generation
 
     def enter(self) -> Turn:
         """Take the last place."""
         turn = Turn(self)
         with self._lock:
+            if self._generation != portal().generation:
+                self._generation = portal().generation
+                self._turns.clear()  # after a fork: they are the parent's, and leave there
             self._turns.append(turn)
         return turn
 
