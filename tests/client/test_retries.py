@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Callable
 from email.utils import format_datetime
 from typing import Any
@@ -14,7 +15,13 @@ from tests.client.rig import WAIT, Rig, data, eventually
 from tinkex import types
 from tinkex.client.rest import RestClient
 from tinkex.client.retry_config import RetryConfig
-from tinkex.errors import APIConnectionError, InternalServerError, RateLimitError, TinkerError
+from tinkex.errors import (
+    APIConnectionError,
+    InternalServerError,
+    RateLimitError,
+    RequestFailedError,
+    TinkerError,
+)
 
 ADAM = types.AdamParams(learning_rate=1e-4)
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -178,6 +185,51 @@ def test_not_even_the_servers_word_ends_a_wait_that_is_only_told_to_ask_again() 
     headers, body = {"x-should-retry": "false"}, {"type": "try_again", "queue_state": "active"}
     party.rig.service.faults.add("retrieve_future", status=408, headers=headers, body=body, times=3)
     assert party.trainer.optim_step(ADAM).result(WAIT) is not None
+
+
+# ---- a sampler's own rules
+
+
+def test_a_samplers_own_waits_are_kept_between_tries() -> None:
+    slow = RetryConfig(retry_delay_base=20.0, retry_delay_max=30.0, jitter_factor=0.1)
+    party = Everyone(slow)
+    fake = party.rig.service
+    fake.faults.add("asample", status=503, times=2)
+    fake.faults.add(
+        "retrieve_future", status=200, body={"error": "gone wrong", "category": "server"}, times=1
+    )
+    party.sampler.sample(PROMPT, 1, SHORT).result(WAIT)
+    times = [call.time for call in fake.calls_to("asample")]
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert len(waits) == 3
+    assert all(wait >= least for wait, least in zip(waits, (18.0, 27.0, 18.0), strict=True)), waits
+
+
+@pytest.mark.parametrize(
+    ("named", "tries"), [((RequestFailedError,), 2), ((TimeoutError, ValueError), 1), ((), 1)]
+)
+def test_a_sampler_tries_again_on_what_it_is_told_to(
+    named: tuple[type[Exception], ...], tries: int
+) -> None:
+    party = Everyone(RetryConfig(retryable_exceptions=named))
+    fake = party.rig.service
+    fake.faults.add(
+        "retrieve_future", status=200, body={"error": "no such token", "category": "user"}, times=1
+    )
+    work = party.sampler.sample(PROMPT, 1, SHORT)
+    if tries == 1:
+        assert isinstance(work.exception(WAIT), RequestFailedError)
+    else:
+        work.result(WAIT)
+    assert len(fake.calls_to("asample")) == tries
+
+
+def test_a_retry_config_can_be_changed_and_hashed() -> None:
+    config = RetryConfig()
+    config.progress_timeout = 60.0
+    assert config == RetryConfig(progress_timeout=60.0)
+    assert hash(config) == hash(RetryConfig(progress_timeout=60.0))
+    assert RetryConfig(retry_delay_base=0.0, retry_delay_max=0.0).wait(0, 0.5) > 0
 
 
 # ---- what ends a wait

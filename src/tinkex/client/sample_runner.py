@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from ..errors import (
+    APIConnectionError,
     APIStatusError,
     PromiseExpiredError,
     RateLimitError,
@@ -122,15 +123,32 @@ class SampleRunner:
                 number = None
                 try:
                     return await self._once(form, progress, config)
-                except (PromiseExpiredError, RequestFailedError) as error:
-                    decision = decide(
-                        error, _RESUBMITS, attempt, clock.monotonic() - started, clock.random()
-                    )
-                    if not decision.retry or not config.enable_retry_logic:
+                except Exception as error:
+                    delay = self._again_after(error, config, attempt, clock.monotonic() - started)
+                    if delay is None:
                         raise
                     connection.hooks.emit("retry", _SAMPLE.name, attempt=attempt, error=error)
-                    await clock.sleep(decision.delay)
+                    await clock.sleep(delay)
                     attempt += 1
+
+    def _again_after(
+        self, error: Exception, config: RetryConfig, attempt: int, elapsed: float
+    ) -> float | None:
+        """Seconds until a sample that failed is submitted anew; None if it has failed for good."""
+        # Connections were tried again where they failed, for as long as they may be.
+        if not config.enable_retry_logic or isinstance(error, APIConnectionError):
+            return None
+        chance = self.session.connection.clock.random()
+        delay = config.wait(attempt, chance)
+        if isinstance(error, (PromiseExpiredError, RequestFailedError)):
+            decision = decide(error, _RESUBMITS, attempt, elapsed, chance)
+            if decision.retry:
+                return delay if error.retry_after is None else decision.delay
+        refused = isinstance(error, APIStatusError) and should_retry(error.response.headers) is False
+        if refused or not isinstance(error, config.retryable_exceptions):
+            return None
+        over = attempt + 1 >= _RESUBMITS.attempts or elapsed + delay > _RESUBMITS.seconds
+        return None if over else delay
 
     async def _settle(self) -> None:
         """A copy of a client in another process needs sample numbers of its own."""
@@ -231,7 +249,7 @@ class SampleRunner:
                 if isinstance(error, APIStatusError) and error.status_code in final:
                     raise
                 self.patience.heard(str(error))
-                wait = await self._wait_after(error, operation, attempt, started)
+                wait = await self._wait_after(error, operation, attempt, started, config)
             finally:
                 shared.sampling.leave(accepted=accepted)
             attempt += 1
@@ -253,7 +271,7 @@ class SampleRunner:
         connection.hooks.emit("throttle", origin.name, delay=delay, limit=throttle.limit)
 
     async def _wait_after(
-        self, error: TinkerError, operation: Operation, attempt: int, started: float
+        self, error: TinkerError, operation: Operation, attempt: int, started: float, config: RetryConfig
     ) -> float:
         connection = self.session.connection
         clock = connection.clock
@@ -271,14 +289,15 @@ class SampleRunner:
         decision = decide(error, operation, attempt, elapsed, clock.random())
         if not decision.retry:
             raise error
-        connection.hooks.emit("retry", operation.name, attempt=attempt, delay=decision.delay, error=error)
-        if elapsed + decision.delay >= _SAY_AFTER:
+        delay = decision.delay if error.retry_after is not None else config.wait(attempt, clock.random())
+        connection.hooks.emit("retry", operation.name, attempt=attempt, delay=delay, error=error)
+        if elapsed + delay >= _SAY_AFTER:
             connection.teller.say(
                 logger, f"{operation.name}:{type(error).__name__}", _SAY_AGAIN,
                 "%s at %s: %s; trying again in %.1f s",
-                operation.name, connection.config.base_url, decision.reason, decision.delay,
+                operation.name, connection.config.base_url, decision.reason, delay,
             )  # fmt: skip
-        return decision.delay
+        return delay
 
     async def _result(self, ticket: UntypedAPIFuture, progress: Progress, seconds: float) -> SampleResponse:
         connection = self.session.connection
