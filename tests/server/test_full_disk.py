@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from tinkex.engine.messages import Export, ExportSaved, LoadState, SaveSampler, SaveState
+from tinkex.engine.messages import Export, ExportSaved, LoadState, OptimStep, SaveSampler, SaveState
 from tinkex.server.readiness import READY_PAGE, ready_page
 from tinkex.server.records import CheckpointRow, OperationRow
 from tinkex.server.sample_journal import SampleJournal
-from tinkex.server.store import StoreFailed
+from tinkex.server.store import Change, Finish, StoreFailed
 from tinkex.testing import noop_operations
 
 from .client import Answer, Client, datum
@@ -208,6 +208,33 @@ async def test_a_store_is_looked_at_though_nobody_writes(server: Machine):
     server.store.failing = None
     await server.wait(11)
     assert (await readiness(server))[1] == "ready"
+
+
+@running()
+async def test_no_end_is_known_while_one_before_it_could_not_be_written(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    model = await ann.model()
+    write = server.store.write
+
+    async def broken(*changes: Change) -> None:
+        if any(isinstance(each, Finish) and each.form == "pass" for each in changes):
+            raise StoreFailed("no room for a large result")
+        await write(*changes)
+
+    monkeypatch.setattr(server.store, "write", broken)
+    server.engine.hold(OptimStep)
+    tickets = [await ann.train(model, 1), await ann.step(model, 2)]
+    await server.settle()
+    server.engine.release()
+    await server.settle()
+    before = state_of(server.engine)
+    assert before.steps == 1
+    await server.restart()
+    for ticket in tickets:
+        await ann.done(ticket)
+    assert state_of(server.engine) == before
 
 
 # ---- restoring

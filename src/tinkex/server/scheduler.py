@@ -340,12 +340,21 @@ class Scheduler:
         if not self._flushing:
             self._flushing = True
             self.service.write_begins()
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(lambda: self.service.spawn(self._flush()))
 
-    def _flush(self) -> None:
-        self._flushing = False
-        ended, self._ended = self._ended, []
-        self.service.spawn(self._write_down(ended, self.snapshots.taken()))
+    async def _flush(self) -> None:
+        """Write down what has ended until nothing is left.
+
+        One write at a time: an end that is known while one before it could not be written would have a
+        restart replay it without that.
+        """
+        try:
+            while self._ended or self.snapshots.waiting:
+                ended, self._ended = self._ended, []
+                await asyncio.wait([self.service.spawn(self._write_down(ended, self.snapshots.taken()))])
+        finally:
+            self._flushing = False
+            self.service.write_ends()
 
     async def _write_down(
         self, ended: list[tuple[Operation, Outcome]], snapshots: list[tuple[LiveModel, int]]
@@ -355,13 +364,10 @@ class Scheduler:
         known = self.snapshots.changes(snapshots)
         if known:
             reach("snapshot: before its row")
-        try:
-            await self.service.finish(ended, known)
-        finally:
-            self.service.write_ends()
+        await self.service.finish(ended, known)
         if known:
             reach("snapshot: after its row")
-        await self.snapshots.remove_older(snapshots)
+            self.service.spawn(self.snapshots.remove_older(snapshots))
 
     # ---- the engine's comings and goings
 

@@ -113,6 +113,11 @@ class Snapshots:
 
     # ---- what is written down
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are any to be written down."""
+        return bool(self._taken)
+
     def taken(self) -> list[tuple[LiveModel, int]]:
         """Those to be written down now."""
         found, self._taken = self._taken, []
