@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex.engine.messages import Datum, PartFailure, PartResult
+from tinkex.engine import trainer as training
+from tinkex.engine.messages import Datum, PartFailure, PartResult, SparseRows
 from tinkex.engine.trainer import Trainer, TrainState
 
 from .training_models import (
@@ -245,12 +246,25 @@ def bad_requests():
     def change(**inputs):
         return [Datum(first.tokens, first.inputs | inputs)]
 
+    def wide(rows, columns):
+        crow = np.array([0] + [1] * rows)
+        return SparseRows(np.array([3]), crow, np.array([0]), (rows, columns))
+
     cut = {key: value for key, value in first.inputs.items() if key != "target_tokens"}
+    one = Datum(first.tokens[:1], {"target_tokens": wide(1, 1 << 25)})
     return {
         "no data": ([], "cross_entropy", {}),
         "no tokens": ([Datum(np.array([], np.int64), first.inputs)], "cross_entropy", {}),
         "target_tokens": ([Datum(first.tokens, cut)], "cross_entropy", {}),
         "rows for": (change(target_tokens=np.zeros(3, np.int64)), "cross_entropy", {}),
+        "has no targets": (change(target_tokens=np.zeros((5, 0), np.int64)), "cross_entropy", {}),
+        f"is 5 x {10**13} >": (change(target_tokens=wide(5, 10**13)), "cross_entropy", {}),
+        "not a sound sparse": (change(target_tokens=wide(5, -1)), "cross_entropy", {}),
+        f"6 rows of {1 << 25} targets >": (
+            [one, Datum(first.tokens, {"target_tokens": first.inputs["target_tokens"]})],
+            "cross_entropy",
+            {},
+        ),
         "has shape": (change(weights=np.zeros(3, np.float32)), "cross_entropy", {}),
         "datum 0: weights": (change(weights=np.full(5, np.nan, np.float32)), "cross_entropy", {}),
         f"vocabulary has {VOCAB}": (change(target_tokens=np.full(5, VOCAB)), "cross_entropy", {}),
@@ -287,6 +301,41 @@ def test_weights_may_be_left_out(base):
     adapter = filled_adapter(base, 4)
     first, second = run_one(base, adapter, bare)[0], run_one(base, adapter, ones)[0]
     assert torch.equal(first.grads.flat, second.grads.flat)
+
+
+def test_left_out_weights_count_no_cell_without_a_target(base):
+    adapter = filled_adapter(base, 4)
+    narrow, wide = make_data([5])[0], make_data([4], width=3, seed=1)[0]
+    crow, col = np.array([0, 2, 3, 3, 4]), np.array([0, 2, 1, 0])
+    listed = np.arange(4, dtype=np.int64) + 7
+    sparse = Datum(wide.tokens, {"target_tokens": SparseRows(listed, crow, col, (4, 3))})
+    ones = SparseRows(np.ones(4, np.float32), crow, col, (4, 3))
+    bare = [Datum(x.tokens, {"target_tokens": x.inputs["target_tokens"]}) for x in (narrow, wide)]
+    full = [
+        Datum(x.tokens, x.inputs | {"weights": np.ones(x.inputs["target_tokens"].shape, np.float32)})
+        for x in (narrow, wide)
+    ]
+    found, result = run_one(base, adapter, [*bare, sparse])
+    wanted, expected = run_one(
+        base, adapter, [*full, Datum(sparse.tokens, sparse.inputs | {"weights": ones})]
+    )
+    assert result.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-6)
+    assert torch.equal(found.grads.flat, wanted.grads.flat)
+
+
+def test_a_part_that_breaks_while_it_is_laid_out_fails_alone(base, monkeypatch):
+    real = training.lay_out
+
+    def breaks(data, **given):
+        if len(data) == 2:
+            raise MemoryError("so much is not there")
+        return real(data, **given)
+
+    monkeypatch.setattr(training, "lay_out", breaks)
+    bad, good = states(base, (4, 4))
+    results = Trainer(base).run([(bad, part(make_data([4, 5]))), (good, part(make_data([4])))])
+    assert results[0] == PartFailure("server", "MemoryError: so much is not there")
+    assert isinstance(results[1], PartResult)
 
 
 def test_weights_that_are_all_zero_give_logprobs_and_a_zero_gradient(base):
@@ -371,3 +420,21 @@ def test_a_sequence_that_never_fits_fails_and_leaves_everything_as_it_was(monkey
     assert isinstance(failure, PartFailure)
     assert "a sequence of 30 tokens does not fit the device's memory" in failure.text
     assert torch.equal(state.grads.flat, before)
+
+
+def test_only_the_part_that_does_not_fit_fails(base, monkeypatch):
+    real = Trainer._micro_batch
+
+    def scarce(self, parts, batch):
+        if max(length for r in batch for length in parts[r.part].data.lengths[r.first : r.end]) > 20:
+            raise torch.OutOfMemoryError("no memory left")
+        real(self, parts, batch)
+
+    alone, _ = run_one(base, filled_adapter(base, 4, seed=1, size=0.3), make_data([9, 8]))
+    monkeypatch.setattr(Trainer, "_micro_batch", scarce)
+    long, short = states(base, (4, 4))
+    results = Trainer(base).run([(long, part(make_data([30]))), (short, part(make_data([9, 8])))])
+    assert "a sequence of 30 tokens does not fit" in results[0].text
+    assert long.grads is None
+    assert isinstance(results[1], PartResult)
+    assert_close(short.grads.flat, alone.grads.flat, 1e-5, "gradient")

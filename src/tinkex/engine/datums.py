@@ -6,7 +6,7 @@ Shape letters: T tokens of the part, N tokens of one datum, K targets a token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from .messages import Datum, SparseRows
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 TARGETS = "target_tokens"
+MOST_CELLS = 1 << 26
+"""Cells a call's targets may have once they lie side by side: a sparse matrix states many in few bytes."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,11 @@ def lay_out(
     width = max(widths)
     if live is None and len(widths) > 1:
         raise UserFault(f"{TARGETS} of one call must all have the same second dimension for this loss")
+    if not width:
+        where = next(i for i, shape in enumerate(shapes) if shape[-1] == 0)
+        raise UserFault(f"datum {where}: {TARGETS} has no targets")
+    if starts[-1] * width > MOST_CELLS:
+        raise UserFault(f"{TARGETS} has {starts[-1]} rows of {width} targets > {MOST_CELLS} in all")
     targets_tk = _stack(TARGETS, raw, lengths, width, np.int64)
     flat_tokens = np.concatenate(tokens)
     _check_ids("model_input", flat_tokens, starts, vocab_size)
@@ -77,11 +84,11 @@ def lay_out(
         given = [datum.inputs.get(name) for datum in data]
         if all(x is None for x in given):
             if name in defaults:
-                inputs[name] = torch.full(targets_tk.shape, defaults[name], dtype=dtype, device=device)
-                continue
-            if name in needs:
+                given = [_filled(datum.inputs[TARGETS], defaults[name]) for datum in data]
+            elif name in needs:
                 raise UserFault(f"datum 0 has no loss_fn_inputs[{name!r}], which this loss needs")
-            continue
+            else:
+                continue
         arrays = [dense(i, name, x) for i, x in enumerate(given)]
         if (found := [x.shape for x in arrays]) != shapes:
             i = next(i for i, shape in enumerate(shapes) if found[i] != shape)
@@ -114,18 +121,28 @@ def dense(index: int, name: str, value: object) -> npt.NDArray[Any]:
         raise UserFault(f"datum {index} has no loss_fn_inputs[{name!r}], which others of the call have")
     if isinstance(value, SparseRows):
         rows, columns = value.shape
-        out = np.zeros((rows, columns), dtype=value.values.dtype)
         counts: Ints = np.diff(value.crow.astype(np.int64)).astype(np.int64)
         col = value.col.astype(np.int64)
-        sound = len(value.crow) == rows + 1 and len(col) == len(value.values) == int(value.crow[-1])
+        sound = columns >= 0 and len(value.crow) == rows + 1
+        sound = sound and len(col) == len(value.values) == int(value.crow[-1])
         if not sound or (counts < 0).any() or (len(col) and (col.min() < 0 or col.max() >= columns)):
             raise UserFault(f"datum {index}: {name} is not a sound sparse matrix of {rows} x {columns}")
+        if rows * columns > MOST_CELLS:
+            raise UserFault(f"datum {index}: {name} is {rows} x {columns} > {MOST_CELLS} in all")
+        out = np.zeros((rows, columns), dtype=value.values.dtype)
         out[np.repeat(np.arange(rows), counts), col] = value.values
         return out
     array = np.asarray(value)
     if array.ndim not in (1, 2):
         raise UserFault(f"datum {index}: {name} has {array.ndim} dimensions, expected 1 or 2")
     return array
+
+
+def _filled(targets: Any, value: float) -> Any:
+    """An input of this value wherever there is a target."""
+    if isinstance(targets, SparseRows):
+        return replace(targets, values=np.full(len(targets.values), value, np.float32))
+    return np.full(np.shape(targets), value, np.float32)
 
 
 def _tokens(index: int, datum: Datum, context_length: int) -> Ints:

@@ -174,6 +174,11 @@ class Trainer:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             longest = max(length for part in group for length in part.data.lengths)
+            if budget <= longest and len(group) > 1:
+                # Alone, each of them may fit; else it is the one to be told.
+                for part in group:
+                    elapsed += yield from self._group([part])
+                return elapsed
             if budget <= longest:
                 fault = UserFault(
                     f"a sequence of {longest} tokens does not fit the device's memory; give shorter ones, "
@@ -224,6 +229,9 @@ class Trainer:
                 custom = custom.bind(part.data, self.base.device, self.head.wide)
         except EngineFault as fault:
             return fault
+        except Exception as error:  # other parts of the pass are not to blame
+            log.exception("a part of a pass could not be laid out")
+            return ServerFault(f"{type(error).__name__}: {error}")
         grads = None if part.forward_only else state.blank_grads()
         return _Part(state, data, custom or loss, settings, not part.forward_only, grads)
 
