@@ -257,6 +257,36 @@ def test_heartbeats_go_on_during_a_slow_loss(library: str, use_async: bool) -> N
     assert beats == [6]
 
 
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("nested", ["forward", "step", "sampler"])
+def test_waiting_inside_the_loss_for_what_comes_after_it_is_an_error_not_a_hang(
+    nested: str, use_async: bool
+) -> None:
+    rig = Rig()
+    trainer = rig.trainer()
+    before = trainer.forward(data(1), "cross_entropy")
+    started: list[Any] = []
+
+    @numpy_loss
+    def loss(examples: list[types.Datum], logprobs: list[Any]) -> Any:
+        before.result(WAIT)  # was sent already
+        if nested == "forward":
+            started.append(trainer.forward(data(1), "cross_entropy"))
+            wait = started[0].result
+        elif nested == "step":
+            started.append(trainer.optim_step(types.AdamParams(learning_rate=1e-4)))
+            wait = started[0].result
+        else:
+            wait = trainer.save_weights_and_get_sampling_client
+        with pytest.raises(RuntimeError, match="custom loss"):
+            wait()
+        return 0.0, {}, logprobs
+
+    run(trainer, data(1), loss, use_async=use_async)
+    for each in started:  # outside, waiting for it is fine
+        assert each.result(WAIT)
+
+
 def test_an_error_in_the_loss_reaches_the_caller_and_frees_the_line() -> None:
     @numpy_loss
     def broken(examples: list[types.Datum], logprobs: list[Any]) -> Any:

@@ -116,6 +116,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._bridges: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stop: Callable[[], None] | None = None
         self._own_thread: int | None = None
+        self._held_up: Callable[[], bool] | None = None  # whether it waits for who would wait for it
         self._made_in = _generation
 
     @property
@@ -147,6 +148,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _about_to_block(self, method: str) -> None:
         if self._own_thread == threading.get_ident():
             raise RuntimeError(f"{method}() would block the thread that has to produce the result")
+        if self._held_up is not None and self._held_up():
+            raise RuntimeError(
+                f"{method}() inside a custom loss would wait for that loss: the client sends what the loss "
+                "starts after the loss's own backward pass; wait for it outside"
+            )
         _warn_if_in_loop()
 
     async def result_async(self, timeout: float | None = None) -> T:

@@ -6,7 +6,9 @@ This module knows nothing of what an operation means to the user.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import APIConnectionError
@@ -42,12 +44,31 @@ class ModelLine:
     def __init__(self, session: Session, model_id: str) -> None:
         self.session, self.model_id = session, model_id
         self._line = Line()
+        self._loss_in: int | None = None  # the thread in which a custom loss runs, with its place in line
         connection = session.connection
         self._patience = Patience(connection.clock, model_id, connection.config.stuck_seconds)
 
     def enter(self) -> Turn:
         """Take a place in line."""
         return self._line.enter()
+
+    @contextlib.contextmanager
+    def running_loss(self) -> Iterator[None]:
+        """While a custom loss runs in this thread; what it starts meanwhile is sent after it."""
+        self._loss_in = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._loss_in = None
+
+    def _in_loss(self) -> bool:
+        return self._loss_in == threading.get_ident()
+
+    def _new_future(self) -> Future[T]:
+        future: Future[T] = Future()
+        if self._in_loss():
+            future._held_up = self._in_loss
+        return future
 
     def bodies(
         self,
@@ -71,7 +92,7 @@ class ModelLine:
         finish: Callable[[ForwardBackwardOutput], ForwardBackwardOutput] = lambda output: output,
     ) -> Future[ForwardBackwardOutput]:
         """Send a pass when its turn has come; `finish` is applied to its result."""
-        future: Future[ForwardBackwardOutput] = Future()
+        future: Future[ForwardBackwardOutput] = self._new_future()
 
         async def run() -> ForwardBackwardOutput:
             await turn.come_up()
@@ -166,7 +187,7 @@ class ModelLine:
     def operate(self, origin: Route, request: Record, read: Callable[[Any], T]) -> Future[T]:
         """Send a small operation, numbered, when its turn has come; `read` is applied to its result."""
         turn = self._line.enter()
-        future: Future[T] = Future()
+        future: Future[T] = self._new_future()
 
         async def send() -> tuple[UntypedAPIFuture, float]:
             (number,) = self._line.numbers()

@@ -183,7 +183,8 @@ class TrainingClient(Checkpoints, Texts):
                 output = forward.result()
             finally:
                 forward.cancel()  # if the wait was interrupted
-            result = evaluate(function, checked, output)
+            with self._line.running_loss():
+                result = evaluate(function, checked, output)
             backward = self._line.bodies(
                 backward_data(prepared, result.gradients), "cross_entropy", None, False
             )
@@ -213,7 +214,8 @@ class TrainingClient(Checkpoints, Texts):
                 output = await forward
             finally:
                 forward.cancel()  # if the wait was cancelled
-            result = evaluate(function, checked, output)
+            with self._line.running_loss():
+                result = evaluate(function, checked, output)
             backward = await asyncio.to_thread(
                 self._line.bodies, backward_data(prepared, result.gradients), "cross_entropy", None, False
             )
