@@ -38,6 +38,5 @@ class RetryConfig:
 
     def wait(self, attempt: int, chance: float) -> float:
         """Seconds before the try after the `attempt`-th (from 0), where the server asked for none."""
-        longest = max(self.retry_delay_max, _SHORTEST)
-        delay = min(self.retry_delay_base * 2.0 ** min(attempt, 30), longest)
-        return min(max(delay * (1.0 + self.jitter_factor * (2.0 * chance - 1.0)), _SHORTEST), longest)
+        delay = min(self.retry_delay_base * 2.0 ** min(attempt, 30), self.retry_delay_max)
+        return max(delay * (1.0 - self.jitter_factor * chance), _SHORTEST)
