@@ -14,9 +14,10 @@ import pytest
 
 from tests.matrix.serving import Served
 from tinkex.cli.training_settings import Settings
+from tinkex.testing import make_tiny_model
 
-from .conftest import Command, Fake, Trained
-from .running import Ran
+from .conftest import MISSING, Command, Fake, Trained
+from .running import Ran, spawn
 
 
 def chat(number: int) -> dict[str, Any]:
@@ -212,6 +213,19 @@ def test_who_interrupts_a_run_loses_nothing(
     assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(done + 2))
 
 
+def test_who_interrupts_a_run_right_after_a_save_keeps_that_save(
+    served: Served, data: Path, tmp_path: Path, home: Path
+):
+    folder = tmp_path / "run"
+    child = started(served, data, folder, home, "--save-every", "1")
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, err.count("\n")) == (130, 1)
+    saved = [each["step"] for each in lines(folder / "checkpoints.jsonl")]
+    assert saved == list(range(1, len(lines(folder / "metrics.jsonl")) + 1))
+    assert f"Stopped after step {saved[-1]} and saved." in out
+
+
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     served: Served, real: Command, data: Path, tmp_path: Path, home: Path
 ):
@@ -225,6 +239,29 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     done = real("train", "--resume", "--log-path", str(folder), "--max-steps", str(begun + 1), "--json")
     assert (done.code, done.data["steps"]) == (0, begun + 1)
     assert [each["step"] for each in lines(folder / "metrics.jsonl")] == list(range(begun + 1))
+
+
+def test_a_resumed_run_may_be_told_again_what_it_measures_on(
+    train, real: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path / "test.jsonl", [chat(99)])
+    monkeypatch.chdir(tmp_path)
+    assert train("--eval", "test.jsonl", "--max-steps", "1").code == 0
+    done = real("train", "--resume", "--log-path", "run", "--eval", "test.jsonl", "--max-steps", "2")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_local_server_has_the_model_that_is_trained(tmp_path: Path, data: Path):
+    if MISSING:
+        pytest.skip(f"a server needs {', '.join(MISSING)}")
+    make_tiny_model(tmp_path / "shelf" / "tiny")
+    places = {"TINKEX_MODELS": str(tmp_path / "shelf"), "TINKEX_STATE": str(tmp_path / "state")}
+    environ = {**os.environ, **places, "TINKER_BASE_URL": "local"}
+    run = ("train", "--log-path", str(tmp_path / "run"), "--json")
+    done = spawn(*run, str(data), *SMALL, "--model", "tiny", "--max-steps", "1", environ=environ)
+    assert (done.code, done.err, done.data["steps"]) == (0, "", 1)
+    again = spawn(*run, "--resume", "--max-steps", "2", environ=environ)
+    assert (again.code, again.err, again.data["steps"]) == (0, "", 2)
 
 
 # ---- what cannot be
@@ -310,8 +347,6 @@ def test_long_conversations_are_cut(real: Command, tmp_path: Path):
 
 
 def test_a_failure_on_the_way_says_how_to_go_on(fake: Fake, data: Path, tmp_path: Path, monkeypatch):
-    from tinkex.testing import make_tiny_model
-
     monkeypatch.setenv("TINKER_TOKENIZER_DIR", str(make_tiny_model(tmp_path / "tiny")))
     words = ("train", str(data), "--model", "Qwen/Qwen3-8B", "--log-path", str(tmp_path / "run"), *SMALL)
     with fake.service.faults.add("optim_step", status=400, body={"detail": "out of luck"}, when=3):

@@ -62,12 +62,15 @@ def _answering(arguments: argparse.Namespace, out: Output) -> Config:
     return config
 
 
-def service(arguments: argparse.Namespace, out: Output, **settings: Any) -> ServiceClient:
-    """A client that trains and samples; a server that does not answer is told at once."""
+def service(
+    arguments: argparse.Namespace, out: Output, *, model: str | None = None, **settings: Any
+) -> ServiceClient:
+    """A client that trains and samples with a model; a server that does not answer is told at once."""
     from ..client.access import check_access
     from ..client.service import ServiceClient
 
-    config = _with_model(config_of(arguments, out, **settings), getattr(arguments, "model", None))
+    wanted = model or getattr(arguments, "model", None)
+    config = _with_model(config_of(arguments, out, **settings), wanted)
     check_access(config)
     return ServiceClient(config=config)
 

@@ -69,7 +69,8 @@ def _train(arguments: argparse.Namespace, out: Output) -> int:
     tests = read_chats(Path(settings.eval_file)) if settings.eval_file else None
     if settings.eval_split:
         chats, tests = split(chats, settings.eval_split, settings.seed)
-    with service(arguments, out, user_metadata={"created_by": "tinkex train"}) as client:
+    about = {"created_by": "tinkex train"}
+    with service(arguments, out, model=settings.model_name, user_metadata=about) as client:
         name, context = find_model(client, settings.model_name or _base_of(client, settings))
         settings = replace(settings, model_name=name)
         last = folder.last_checkpoint() if arguments.resume else None
@@ -92,13 +93,14 @@ def _begun(
     arguments: argparse.Namespace, given: dict[str, Any]
 ) -> tuple[RunFolder, Settings, dict[str, Any]]:
     """The run's folder and settings: a new one's, or those of the run to resume."""
+    for name in ("data", "eval_file"):
+        if name in given:
+            given = {**given, name: str(Path(given[name]).expanduser().resolve())}
     if arguments.resume:
         if arguments.log_path is None:
             raise UsageError("which run is to be resumed?", "name its folder with --log-path")
         folder = RunFolder(arguments.log_path.expanduser().resolve())
         config = folder.config()
-        if "data" in given:
-            given = {**given, "data": str(Path(given["data"]).expanduser().resolve())}
         settings = Settings.read(config).changed(given)
         if config.get("data_sha256") != digest_of(Path(settings.data)):
             raise CommandError(f"{settings.data} has changed since the run began", "begin a new run")
@@ -109,7 +111,7 @@ def _begun(
         )
     if "load_checkpoint_path" in given:
         parse_path(given["load_checkpoint_path"])
-    data = Path(given["data"]).expanduser().resolve()
+    data = Path(given["data"])
     digest = digest_of(data)
     place = arguments.log_path or default_folder(data.stem)
     folder = RunFolder(place.expanduser().resolve())
@@ -117,11 +119,8 @@ def _begun(
         raise CommandError(
             f"{folder.path} holds a run already", "--resume goes on with it; or name another --log-path"
         )
-    paths = {"data": str(data)}
-    if "eval_file" in given:
-        paths["eval_file"] = str(Path(given["eval_file"]).expanduser().resolve())
     config = {"created_by": "tinkex train", "log_path": str(folder.path), "data_sha256": digest}
-    return folder, Settings(**{**given, **paths}), config
+    return folder, Settings(**given), config
 
 
 def _base_of(client: ServiceClient, settings: Settings) -> str | None:
@@ -194,7 +193,7 @@ def _run(
     ):
         loop = Loop(trainer, settings, data, test, first, stopped)
         say(
-            f"{settings.model_name}: {plural(len(data), 'conversation')}, {loop.total:,} steps"
+            f"{settings.model_name}: {plural(len(data), 'conversation')}, {plural(loop.total, 'step')}"
             f"{f' from step {first:,} on' if first else ''}; logs in {folder.path}"
         )
         try:

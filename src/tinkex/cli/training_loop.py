@@ -67,6 +67,8 @@ class Loop:
     done: int = field(default=0, init=False)
     """Steps whose results have been seen."""
     tokens: int = field(default=0, init=False)
+    saved: int | None = field(default=None, init=False)
+    """The step after which the last save was asked for."""
 
     def __post_init__(self) -> None:
         self.done = self.first
@@ -125,6 +127,8 @@ class Loop:
     def _send_last(self, done: int) -> _Sent | None:
         if done == self.first and done >= self.total:  # all of it was done before
             return None
+        if done == self.saved:  # stopped right after a save: the name is taken, and by the same weights
+            return None
         ended = done >= self.total
         sent = _Sent(done, {"epoch": done // self.per_epoch, "progress": done / self.total})
         if ended:
@@ -140,7 +144,7 @@ class Loop:
         )
 
     def _save(self, name: str, done: int) -> tuple[str, int, Any, Any]:
-        life = self.settings.ttl_seconds
+        life, self.saved = self.settings.ttl_seconds, done
         state = self.trainer.save_state(name, ttl_seconds=life)
         return name, done, state, self.trainer.save_weights_for_sampler(name, ttl_seconds=life)
 
