@@ -261,6 +261,24 @@ def test_a_billing_problem_pauses_visibly_and_ends_when_the_window_is_over() -> 
         trainer.optim_step(ADAM).result(WAIT)
 
 
+def test_each_billing_problem_has_a_window_of_its_own() -> None:
+    window = types.ClientConfigResponse(billing_exception_max_pause_duration_sec=60)
+    rig = Rig(config=window, latency={"optim_step": 500.0}, hold=20.0)
+    trainer = rig.trainer()
+    rig.service.faults.add("retrieve_future", status=402, body={"detail": "pay"}, times=2)
+    polls = len(rig.service.calls_to("retrieve_future"))
+    rig.service.faults.add(
+        "retrieve_future",
+        when=lambda _: len(rig.service.calls_to("retrieve_future")) - polls > 8,
+        status=402,
+        body={"detail": "pay"},
+        times=2,
+    )
+    assert trainer.optim_step(ADAM).result(WAIT)
+    answers = [call.status for call in rig.service.calls_to("retrieve_future")[polls:]]
+    assert answers.count(402) == 4
+
+
 def test_large_results_are_announced_before_they_are_fetched() -> None:
     rig = Rig(large_result=10)
     trainer = rig.trainer()

@@ -116,6 +116,7 @@ class _Wait:
             data = await self._json(response)
             if isinstance(data, dict) and data.get("type") == "try_again":
                 self.patience.heard("try again")
+                self.billing_since = None
                 self._queue_state(data)
                 await self._pause(asked)
                 continue
@@ -163,6 +164,8 @@ class _Wait:
         status = error.status_code if isinstance(error, APIStatusError) else None
         word = should_retry(error.response.headers) if isinstance(error, APIStatusError) else None
         self.patience.heard("try again" if status == 408 else f"HTTP {status}" if status else str(error))
+        if status is not None and status != 402:
+            self.billing_since = None  # it is in order again
         if status == 408:  # no failure, whatever else it says
             self._queue_state(error.body)
             await self._pause(asked)
