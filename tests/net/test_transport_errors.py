@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -121,6 +122,31 @@ def test_a_second_answer_nobody_asked_for_is_not_mixed_into_the_first(kind: Any)
     for answer in answers:
         assert (answer.status, answer.body) == (200, b"true")
         assert "x-evil" not in answer.headers
+
+
+def test_a_connection_whose_answer_cannot_be_unpacked_is_closed() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\ntrue"
+
+    async def main() -> None:
+        gone = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            with contextlib.suppress(OSError):
+                await reader.read()
+            gone.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        transport = Http1Transport()
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(APIConnectionError, match="br"):
+            await transport.send(Request("GET", f"http://127.0.0.1:{port}/"))
+        await asyncio.wait_for(gone.wait(), 10)  # without the transport being closed
+        server.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", SECURE)

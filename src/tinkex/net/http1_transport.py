@@ -176,7 +176,11 @@ class Http1Transport:
             raise APIConnectionError(
                 RequestInfo.of(request), f"Connection error: {problem or type(problem).__name__}"
             ) from None
-        response = Response(connection.status, connection.headers, _decoded(connection, request))
+        try:
+            response = Response(connection.status, connection.headers, _decoded(connection, request))
+        except APIConnectionError:
+            connection.abort()
+            raise
         if reusable:
             self._keep(place, connection)
         else:
