@@ -188,7 +188,10 @@ def test_locks_held_by_other_threads_do_not_hang_the_child(server: FakeServer) -
         from tinkex.client import connection, handles
         from tinkex import notices
         trainer = client.create_lora_training_client("Qwen/Qwen3-8B")
+        many = sampler.sample_many([prompt] * 3, params)
+        next(many)
         locks = [
+            many._ended._changed,
             client.holder.connection.metrics._lock, client.holder.connection.hooks._lock,
             trainer._line._line._lock, connection._shared_lock, handles._lock, notices._lock,
         ]
@@ -210,6 +213,7 @@ def test_locks_held_by_other_threads_do_not_hang_the_child(server: FakeServer) -
             sample()
             trainer.optim_step(types.AdamParams(learning_rate=1e-4)).result(10)
             client.metrics()
+            many.close()
 
         print(in_child(work))
         go.set()

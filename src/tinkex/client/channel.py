@@ -95,6 +95,8 @@ class Channel(Generic[T]):
 
     def close(self) -> None:
         """Read no more: what is held is dropped, the writer's items too from now on."""
+        if self._generation != portal().generation:
+            return  # it is the parent's, one of whose threads may have held the lock at the fork
         with self._changed:
             self._items.clear()
             self._ended, self._error = True, None
