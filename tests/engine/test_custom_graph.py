@@ -5,6 +5,7 @@ refused.
 import json
 import math
 import operator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tinkex.engine.custom_graph import CustomLoss
 from tinkex.engine.custom_ops import FUNCTIONS, METHODS
 from tinkex.engine.faults import UserFault
 from tinkex.engine.messages import Datum, PartFailure, PartResult
+from tinkex.engine.trainer import Trainer
 
 from .training_models import assert_close, engine_model, filled_adapter, make_data, plain_model, run_one
 
@@ -204,6 +206,16 @@ REFUSED = {
         call("operator.getitem", LP, {"ref": "m"}, name="y"),
         call("torch.sum", {"ref": "y"}),
     ),
+    f"in {1 << 24} pieces": by_hand(
+        call("torch.ones", 1 << 24, name="y"),
+        call("unbind", {"ref": "y"}, op="call_method", name="z"),
+        call("torch.sum", LP),
+    ),
+    f"in {1 << 23} pieces": by_hand(
+        call("torch.ones", 1 << 24, name="y"),
+        call("torch.split", {"ref": "y"}, 2, name="z"),
+        call("torch.sum", LP),
+    ),
     "two steps named": by_hand(call("torch.exp", LP, name="lp"), call("torch.sum", LP)),
     "too large": by_hand(call("operator.mul", 1 << 40, 1 << 40, name="y"), call("torch.sum", LP)),
     "has no output": {"inputs": [{"name": "logprobs", "rank": 1}], "nodes": [by_hand()["nodes"][0]]},
@@ -246,6 +258,63 @@ def test_time_is_bounded(base, monkeypatch):
     graph = json.dumps(by_hand(call("torch.sum", LP)))
     _, result = run_one(base, filled_adapter(base, 2), make_data([5]), "custom", {"graph": graph})
     assert "took longer" in result.text
+
+
+def test_only_the_losss_own_time_counts(base, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(custom_graph, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    real = Trainer._micro_batch
+
+    def slow(self, parts, batch):
+        now[0] += 100.0
+        real(self, parts, batch)
+
+    monkeypatch.setattr(Trainer, "_micro_batch", slow)
+    graph = {"graph": json.dumps(by_hand(call("torch.sum", LP)))}
+    _, result = run_one(base, filled_adapter(base, 2), make_data([5, 6]), "custom", graph, token_budget=6)
+    assert isinstance(result, PartResult), result
+    real_step = custom_graph._step
+
+    def slow_step(node, args, kwargs):
+        now[0] += 6.0
+        return real_step(node, args, kwargs)
+
+    monkeypatch.setattr(custom_graph, "_step", slow_step)
+    _, result = run_one(base, filled_adapter(base, 2), make_data([5] * 4), "custom", graph, token_budget=5)
+    assert "took longer than 20 s" in result.text
+
+
+def moved(logprobs, old, advantages):
+    zeros = torch.zeros_like(old, device="cpu") + old.new_zeros(1, device=torch.device("cpu"))
+    return -(logprobs.cpu() * advantages.to("cpu") + zeros.to("cpu", torch.float32)).sum(), {}
+
+
+def test_devices_named_in_a_loss_are_the_logprobs_own(base):
+    data = data_with_inputs()
+    adapter = filled_adapter(base, 4)
+    found, result = run_one(base, adapter, data, "custom", {"graph": graph_of(moved, **RANKS)})
+    assert isinstance(result, PartResult), result
+    linear = [Datum(d.tokens, d.inputs | {"weights": d.inputs["advantages"]}) for d in data]
+    wanted, _ = run_one(base, adapter, linear)
+    assert_close(found.grads.flat, wanted.grads.flat, 1e-4)
+
+
+def test_what_is_measured_has_no_storage_whatever_device_is_named(base, monkeypatch):
+    made = []
+    real = custom_graph.find_function
+
+    def watched(name):
+        def run(*args, **kwargs):
+            made.append(real(name)(*args, **kwargs))
+            return made[-1]
+
+        return run if name == "torch.ones" else real(name)
+
+    monkeypatch.setattr(custom_graph, "find_function", watched)
+    monkeypatch.setattr(custom_graph, "MAX_ELEMENTS", 100)
+    graph = json.dumps(by_hand(call("torch.ones", 50, name="y", device="cpu"), call("torch.sum", LP)))
+    run_one(base, filled_adapter(base, 2), make_data([5]), "custom", {"graph": graph})
+    assert [x.device.type for x in made][:1] == ["meta"]
 
 
 def test_a_python_power_cannot_fill_memory(base):

@@ -34,6 +34,7 @@ MAX_ELEMENTS_IN_ALL = 1 << 28
 MAX_FLOPS = 1 << 35
 MAX_SECONDS = 20.0
 MAX_INPUTS = 16
+MAX_PIECES = 1 << 14
 
 _METRIC = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 _GETATTR = ("getattr", "builtins.getattr")
@@ -71,6 +72,8 @@ class CustomLoss:
     inputs: list[tuple[str, int]]
     nodes: list[_Node]
     bound: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    left: float = 0.0
+    """Seconds its own steps may still take; the model's do not count."""
     deadline: float = 0.0
     checked: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
 
@@ -151,7 +154,7 @@ class CustomLoss:
                     tensor = torch.from_numpy(array.copy()).to(device)
                     given[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
             bound.append(given)
-        return replace(self, bound=bound, deadline=time.monotonic() + MAX_SECONDS)
+        return replace(self, bound=bound, left=MAX_SECONDS)
 
     def run(
         self, lp_tk: torch.Tensor, data: PartData, run: Run
@@ -161,6 +164,7 @@ class CustomLoss:
         slope_tk = torch.zeros_like(lp_tk)
         metrics: _Metrics = []
         start = 0
+        self.deadline = time.monotonic() + self.left
         for i in range(run.first, run.end):
             rows = slice(start, start + data.lengths[i])
             start = rows.stop
@@ -176,6 +180,7 @@ class CustomLoss:
             total = total + value
             slope_tk[rows] = slope.reshape(slope_tk[rows].shape)
             metrics.append(found)
+        self.left = self.deadline - time.monotonic()
         return total, slope_tk, metrics
 
     def _measure(self, lp: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
@@ -215,6 +220,8 @@ class CustomLoss:
             if node.op == "output":
                 return _answer(args)
             kwargs = {key: _decode(x, values, device) for key, x in node.kwargs.items()}
+            if kwargs.get("device") is not None:  # everything is where the logprobs are
+                kwargs["device"] = device
             values[node.name] = _step(node, args, kwargs)
         raise UserFault("the custom loss's graph has no output")
 
@@ -237,6 +244,8 @@ class _Bounded(TorchDispatchMode):  # type: ignore[misc]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (pieces := _pieces(func, args)) > MAX_PIECES:
+            raise UserFault(f"the custom loss cuts a tensor in {pieces} pieces > {MAX_PIECES}")
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(x, torch.Tensor):
@@ -250,10 +259,26 @@ class _Bounded(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
+def _pieces(func: Any, args: Any) -> int:
+    """How many tensors an operation makes of one."""
+    if func is torch.ops.aten.unbind.int:
+        size, dim = 1, args[1:2]
+    elif func is torch.ops.aten.split.Tensor:
+        size, dim = args[1], args[2:3]
+    else:
+        return 1
+    whole: int = args[0].shape[dim[0] if dim else 0]
+    return -(-whole // max(size, 1))
+
+
 def _step(node: _Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if node.op == "call_method":
         if not args or not isinstance(args[0], (torch.Tensor, torch.Size)):
             raise UserFault(f"{node.name}: {node.target} is called on something that is no tensor")
+        if node.target == "cpu":
+            return args[0]
+        if node.target == "to":
+            args = [args[0].device if isinstance(x, str) else x for x in args]
         return getattr(args[0], node.target)(*args[1:], **kwargs)
     if node.target in _GETATTR:
         if len(args) != 2 or not isinstance(args[0], torch.Tensor) or args[1] not in ATTRIBUTES:
