@@ -12,12 +12,13 @@ import pytest
 import tinkex
 from tests.cli.fitting import misfits
 from tests.cli.running import Ran, run, spawn
-from tinkex.cli import demo
 from tinkex.cli.main import parser_of
+from tinkex.cli.reaching import chat_command
 from tinkex.client.local_server import NEEDED
 from tinkex.demo.lessons import Plan, teach
 from tinkex.demo.measuring import answers
 from tinkex.demo.screen import Screen
+from tinkex.testing import FakeServer, FakeService
 
 MISSING = [name for name in NEEDED if find_spec(name) is None]
 needs_engine = pytest.mark.skipif(bool(MISSING), reason=f"a server needs {', '.join(MISSING)}")
@@ -101,13 +102,33 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "tinkex chat --base-url local --checkpoint tinker://x"),
-        (["--model", "/my models/a"], "TINKEX_MODEL='/my models/a' tinkex chat --base-url local"),
-        (["--model", "big", "--base-url", "http://a:1"], "tinkex chat --base-url http://a:1 --checkpoint"),
+        (("local", "nano"), "tinkex chat --base-url local --checkpoint tinker://x"),
+        (("local", "/my models/a"), "TINKEX_MODEL='/my models/a' tinkex chat --base-url local"),
+        (("http://a:1", "big"), "tinkex chat --base-url http://a:1 --checkpoint tinker://x"),
+        ((None, "big"), "tinkex chat --checkpoint tinker://x"),
     ],
 )
-def test_the_result_is_talked_to_where_it_is(words: list[str], said: str):
-    assert demo._chat(parser_of("demo").parse_args(words), "tinker://x").startswith(said)
+def test_the_result_is_talked_to_where_it_is(
+    words: tuple[str | None, str], said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TINKEX_MODEL", raising=False)
+    monkeypatch.setenv("TINKER_BASE_URL", "http://b:1")
+    assert chat_command(*words, "tinker://x").startswith(said)
+    monkeypatch.setenv("TINKER_BASE_URL", "local")
+    monkeypatch.setenv("TINKEX_MODEL", "big,small")
+    assert chat_command(None, "small", "tinker://x") == "tinkex chat --checkpoint tinker://x"
+    assert chat_command(None, "nano", "tinker://x").startswith("TINKEX_MODEL=nano tinkex chat --ch")
+
+
+def test_a_server_that_does_not_answer_is_told_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    with FakeServer(FakeService()) as server:
+        where = server.base_url
+    done = run(capsys, "demo", "--base-url", where, "--out", str(tmp_path / "x.html"), "--json")
+    assert (done.code, done.out) == (1, "")
+    assert f"no answer from {where}" in done.problem["error"]
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import LOCAL
 from .main import Parser
 from .output import CommandError, Output
+from .reaching import chat_command, config_of
 
 if TYPE_CHECKING:
     from ..demo.lessons import Lesson, Plan, Task
@@ -74,7 +76,7 @@ def _demo(arguments: argparse.Namespace, out: Output) -> int:
         return _code(tasks, out)
     _check(arguments.out)
     began = time.monotonic()
-    with _client(arguments) as client:
+    with _client(arguments, out) as client:
         offered = [one.model_name or "" for one in client.get_server_capabilities().supported_models]
         plan = Plan(model=_served(arguments.model, offered), seed=arguments.seed)
         lessons: list[Lesson] = []
@@ -87,14 +89,18 @@ def _demo(arguments: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _client(arguments: argparse.Namespace) -> Any:
+def _client(arguments: argparse.Namespace, out: Output) -> Any:
+    from ..client.access import check_access
     from ..client.service import ServiceClient
 
     # The tokenizer's library takes seconds to load: meanwhile the server starts.
     threading.Thread(target=_import_tokenizers, name="tinkex-imports", daemon=True).start()
-    if arguments.base_url == "local":
-        return ServiceClient.local(arguments.model, display_name="tinkex demo")
-    return ServiceClient(base_url=arguments.base_url, display_name="tinkex demo")
+    config = config_of(arguments, out, display_name="tinkex demo").with_(plain_tokenizers=False)
+    if config.base_url == LOCAL:
+        config = config.with_(local_models=(arguments.model,))
+    else:
+        check_access(config)
+    return ServiceClient(config=config)
 
 
 def _import_tokenizers() -> None:
@@ -146,7 +152,7 @@ def _tell(
     said = [
         f"{seconds:.0f} s in all. The report: {where}",
         "The code is short:    tinkex demo --show-code",
-        f"Talk to the result:   {_chat(arguments, lessons[0].checkpoint)}",
+        f"Talk to the result:   {chat_command(arguments.base_url, arguments.model, lessons[0].checkpoint)}",
     ]
     document = {
         "model": plan.model,
@@ -156,12 +162,3 @@ def _tell(
         "lessons": [dataclasses.asdict(lesson) for lesson in lessons],
     }
     out.record(document, essential="report", text="\n".join(said))
-
-
-def _chat(arguments: argparse.Namespace, checkpoint: str) -> str:
-    """The command that talks to what was learned, on the server it is on."""
-    import shlex
-
-    local = arguments.base_url == "local" and arguments.model != "nano"
-    model = f"TINKEX_MODEL={shlex.quote(arguments.model)} " if local else ""
-    return f"{model}tinkex chat --base-url {arguments.base_url} --checkpoint {checkpoint}"

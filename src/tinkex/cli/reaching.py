@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ..client.rest import RestClient
     from ..client.service import ServiceClient
 
-__all__ = ["add_server", "admin", "config_of", "rest", "service"]
+__all__ = ["add_server", "admin", "chat_command", "config_of", "rest", "service", "where"]
 
 _QUICK = 10.0
 """For how many seconds a look at a list is tried; longer work keeps the client's own patience."""
@@ -80,6 +81,19 @@ def _with_model(config: Config, model: str | None) -> Config:
     if config.base_url != LOCAL or model is None or model in config.local_models or is_path(model):
         return config
     return config.with_(local_models=(model,))
+
+
+def where(base_url: str | None) -> str:
+    """The words by which another command uses the server this one was given."""
+    return "" if base_url is None else f" --base-url {base_url}"
+
+
+def chat_command(base_url: str | None, model: str, checkpoint: str) -> str:
+    """The command that talks to a checkpoint, on the server it is on."""
+    config = Config.resolve(base_url=base_url)
+    local = config.base_url == LOCAL and model not in config.local_models
+    begin = f"TINKEX_MODEL={shlex.quote(model)} " if local else ""
+    return f"{begin}tinkex chat{where(base_url)} --checkpoint {checkpoint}"
 
 
 def _warn_through(out: Output) -> None:

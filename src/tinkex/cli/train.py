@@ -13,7 +13,7 @@ from .main import INTERRUPTED, Parser
 from .output import CommandError, Output, UsageError
 from .paths import parse_path
 from .progress import ProgressLine
-from .reaching import add_server, service
+from .reaching import add_server, chat_command, service, where
 from .readable import duration, plural
 from .training_data import Dataset, digest_of, read_chats, split
 from .training_log import RunFolder, default_folder
@@ -86,7 +86,7 @@ def _train(arguments: argparse.Namespace, out: Output) -> int:
         first = 0 if last is None else int(last["step"])
         folder.begin({**config, **settings.dumped(), "base_url": client.config.base_url})
         folder.go_back_to(first)
-        return _run(folder, settings, trainer, data, test, first, out)
+        return _run(folder, settings, trainer, data, test, first, arguments.base_url, out)
 
 
 def _begun(
@@ -175,6 +175,7 @@ def _run(
     data: Dataset,
     test: Dataset | None,
     first: int,
+    base_url: str | None,
     out: Output,
 ) -> int:
     from ..errors import TinkerError
@@ -184,6 +185,7 @@ def _run(
         folder.log(text)
         out.say(text)
 
+    again = f"tinkex train --resume --log-path {folder.path}{where(base_url)}"
     newest: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     began = time.perf_counter()
@@ -215,7 +217,7 @@ def _run(
         except TinkerError as error:
             failed = told(error)
             folder.log(f"failed: {failed.message}")
-            raise CommandError(failed.message, f"go on with: {_again(folder)}") from error
+            raise CommandError(failed.message, f"go on with: {again}") from error
         interrupted = stopped()
     seconds = time.perf_counter() - began
     out.record(
@@ -234,7 +236,7 @@ def _run(
             "sampler_path": paths.get("sampler_path"),
         },
         essential="sampler_path",
-        text=_farewell(folder, loop, paths, interrupted, seconds),
+        text=_farewell(loop, paths, again if interrupted else "", base_url, seconds),
     )
     return INTERRUPTED if interrupted else 0
 
@@ -253,19 +255,13 @@ def _told(seen: Seen, loop: Loop, seconds: float) -> str:
     return "  ".join(parts)
 
 
-def _farewell(
-    folder: RunFolder, loop: Loop, paths: dict[str, Any], interrupted: bool, seconds: float
-) -> str:
-    if interrupted:
-        return f"Stopped after step {loop.done:,} and saved. Go on with: {_again(folder)}"
+def _farewell(loop: Loop, paths: dict[str, Any], again: str, base_url: str | None, seconds: float) -> str:
+    if again:
+        return f"Stopped after step {loop.done:,} and saved. Go on with: {again}"
     if not paths:
         return "This run was finished already."
     rate = loop.tokens / seconds
     return (
         f"Done: {plural(loop.done - loop.first, 'step')} in {duration(seconds)}, {rate:,.0f} tokens/s.\n"
-        f"Talk to it: tinkex chat --checkpoint {paths['sampler_path']}"
+        f"Talk to it: {chat_command(base_url, loop.settings.model_name, paths['sampler_path'])}"
     )
-
-
-def _again(folder: RunFolder) -> str:
-    return f"tinkex train --resume --log-path {folder.path}"
