@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tinkex.engine.messages import Train
-from tinkex.server import scheduler
+from tinkex.engine.messages import LoadSampler, Sample, Train
+from tinkex.server import sampling, scheduler
 from tinkex.testing import NoopEngine
 
 from .client import datum
@@ -84,6 +84,37 @@ async def test_a_model_restored_in_the_end_is_as_good_as_before(server: Machine)
         server.kill_engine("once")
         await server.until(lambda: len(server.engines) == scheduler.MOST_DEATHS)
     await ann.done(await ann.step(model, 2))
+
+
+@pytest.mark.parametrize("kind", [LoadSampler, Sample])
+def test_a_sample_the_engine_always_dies_of_fails_and_no_model_is_given_up_for_it(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        session = await ann.session()
+        model = await ann.model(session)
+        path = (await ann.done(await ann.freeze(model, 1, name="a")))["path"]
+        bad = await ann.sampler(session, 0, base=None, model_path=path)
+        good = await ann.sampler(session, 1)
+        await server.replace_engine()
+        take, before = NoopEngine.submit, len(server.engines)
+
+        def submit(engine: NoopEngine, message: Any) -> list[Any]:
+            if isinstance(message, kind) and len(server.engines) - before <= sampling.MOST_DEATHS + 3:
+                engine.break_down("of bad weights")
+            return take(engine, message)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NoopEngine, "submit", submit)
+            failure = await ann.result(await ann.sample(bad, 0))
+        assert "the engine died" in failure["error"]
+        assert failure["category"] == "server"
+        await ann.done(await ann.sample(good, 0))
+        await ann.done(await ann.step(model, 2))
+
+    scenario(tmp_path=tmp_path)
 
 
 def test_an_engine_that_cannot_even_be_made_is_tried_again_and_the_log_says_why(

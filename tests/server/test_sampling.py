@@ -383,6 +383,25 @@ async def test_weights_that_cannot_be_loaded_fail_the_samples_that_need_them(ser
 
 
 @running()
+async def test_a_sample_cancelled_while_its_weights_are_loaded_ends_once(server: Machine):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    path = (await ann.done(await ann.freeze(model, 1, name="a")))["path"]
+    sampler = await ann.sampler(session, 0, base=None, model_path=path)
+    await server.replace_engine()
+    server.engine.hold(LoadSampler)
+    server.engine.fail_next(LoadSampler, "unreadable")
+    waiting = await ann.sample(sampler, 0)
+    await server.settle()
+    await ann.ok("cancel_future", {"request_id": waiting})
+    server.engine.release()
+    await server.settle()
+    assert server.service.metrics.samples == {"user": 1}
+    assert await ann.result(waiting) == {"error": "cancelled by its client", "category": "user"}
+
+
+@running()
 async def test_a_retried_freeze_with_another_session_number_is_the_first(server: Machine):
     ann = server.ann
     model = await ann.model()

@@ -103,6 +103,9 @@ class SamplingDesk:
         self._loading: dict[str, list[RunningSample]] = {}
         self._held: dict[str, list[RunningSample]] = {}
         """By model, those whose weights are frozen again when it is restored."""
+        self.put_off: Callable[[], bool] = lambda: False
+        """Whether nothing is to be sampled now, until `restored` is called."""
+        self._put_off: list[RunningSample] = []
         self._metrics, self._monotonic = Metrics(), time.monotonic
 
     def count_in(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
@@ -162,6 +165,7 @@ class SamplingDesk:
         self._versions.clear()
         self._loading.clear()
         self._held.clear()
+        self._put_off.clear()
         self._streams.clear()
         for sample in list(self._running.values()):
             sample.deaths += bool(sample.sequences)
@@ -171,11 +175,18 @@ class SamplingDesk:
 
     def restored(self, model_id: str) -> None:
         """What can be frozen of a model has been frozen again."""
-        for sample in self._held.pop(model_id, []):
-            if sample.id in self._running:
-                self._send(sample)
+        waiting, self._put_off = self._put_off, []
+        for sample in self._wanted([*self._held.pop(model_id, []), *waiting]):
+            self._send(sample)
+
+    def _wanted(self, samples: list[RunningSample]) -> list[RunningSample]:
+        """Those of them that were not cancelled while they waited."""
+        return [sample for sample in samples if self._running.get(sample.id) is sample]
 
     def _send(self, sample: RunningSample) -> None:
+        if self.put_off():
+            self._put_off.append(sample)
+            return
         version = sample.version
         if version != BASE_VERSION and version not in self._versions:
             waiting = self._loading.get(version)
@@ -199,18 +210,20 @@ class SamplingDesk:
         room = self.room
 
         def loaded(answer: Answer) -> None:
-            waiting = self._loading.pop(version, [])
+            waiting = self._wanted(self._loading.pop(version, []))
             if isinstance(answer, Failed):
                 if answer.epoch >= 0 and ephemeral_of is not None and self._restores(ephemeral_of):
                     self._held.setdefault(ephemeral_of, []).extend(waiting)
                 elif answer.epoch >= 0:
                     for sample in waiting:
                         self._fail(sample, answer.text, answer.category)
+                else:  # the engine is gone, perhaps because of these weights
+                    for sample in waiting:
+                        sample.deaths += 1
                 return
             self._versions.add(version)
             for sample in waiting:
-                if sample.id in self._running:
-                    self._send(sample)
+                self._send(sample)
 
         message = LoadSampler(
             room.epoch, room.next_name(), folder, ephemeral_of=ephemeral_of, version=version or None

@@ -98,6 +98,13 @@ class Scheduler:
         model = self.models.get(model_id)
         return model is not None and not model.open
 
+    def fragile(self) -> bool:
+        """Whether a model is to be restored over which an engine died: what else it did may be to blame."""
+        closed = (each for each in self.models.values() if not each.open and not each.paused)
+        return (
+            self._recovering is not None and not self._recovering.done() and any(m.deaths for m in closed)
+        )
+
     def enter(self, operation: Operation) -> None:
         """Put an operation in its model's line."""
         model = operation.model
@@ -422,6 +429,7 @@ class Scheduler:
             except (StoreFailed, Unreadable) as problem:
                 if self.room.epoch == epoch:
                     self.pause(model, f"the model cannot be restored yet: {problem}")
+                    self.restored(model.id)
                 continue
             finally:
                 self._restoring = None

@@ -138,7 +138,7 @@ class Service(Writes):
             )
             scheduler = self.schedulers[folder] = Scheduler(self, room)
             desk = self.desks[folder] = SamplingDesk(room, self.clock.time, scheduler.restores)
-            scheduler.restored = desk.restored
+            scheduler.restored, desk.put_off = desk.restored, scheduler.fragile
             desk.count_in(self.metrics, self.clock.monotonic)
             room.listeners += [scheduler, desk, Sweeper(self)]
             room.sampled = desk.sampled
