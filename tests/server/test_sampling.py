@@ -9,6 +9,7 @@ import pytest
 from tinker.proto.response_conv import deserialize_sample_response
 
 from tinkex.engine.messages import Cancel, DropSampler, LoadSampler, Sample, SaveSampler
+from tinkex.server.store import Change, Finish
 
 from .client import Client
 from .machine import OTHER, Machine, events_of, running
@@ -399,6 +400,46 @@ async def test_a_sample_cancelled_while_its_weights_are_loaded_ends_once(server:
     await server.settle()
     assert server.service.metrics.samples == {"user": 1}
     assert await ann.result(waiting) == {"error": "cancelled by its client", "category": "user"}
+
+
+@running()
+async def test_weights_whose_engine_died_before_they_were_known_are_loaded_by_the_next(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    session = await ann.session()
+    model = await ann.model(session)
+    gate, write = asyncio.Event(), server.store.write
+
+    async def slow(*changes: Change) -> None:
+        if any(isinstance(each, Finish) for each in changes):
+            await gate.wait()
+        await write(*changes)
+
+    monkeypatch.setattr(server.store, "write", slow)
+    saving = await ann.freeze(model, 1, name="a")
+    await server.settle()
+    await server.replace_engine()
+    gate.set()
+    path = (await ann.done(saving))["path"]
+    sampler = await ann.sampler(session, 0, base=None, model_path=path)
+    await ann.done(await ann.sample(sampler, 0))
+
+
+@running()
+async def test_weights_frozen_for_a_session_that_has_ended_stay_where_another_has_the_same(server: Machine):
+    ann = server.ann
+    sessions = [await ann.session(), await ann.session()]
+    first, second = [await ann.model(each, lora_config={"rank": 8, "seed": 3}) for each in sessions]
+    sampler = (await ann.done(await ann.freeze(first, 1, number=0)))["sampling_session_id"]
+    server.engine.hold(SaveSampler)
+    await ann.freeze(second, 1, number=0)
+    await server.settle()
+    await ann.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=sessions[1])
+    server.engine.release()
+    await server.settle()
+    assert told(server, DropSampler) == []
+    await ann.done(await ann.sample(sampler, 0))
 
 
 @running()

@@ -15,7 +15,7 @@ from .records import CheckpointRow, SamplerRow
 if TYPE_CHECKING:
     from .service import Service
 
-__all__ = ["copy_folder", "discard", "files_in", "release"]
+__all__ = ["copy_folder", "discard", "files_in", "release", "thaw"]
 
 
 async def discard(service: Service, folder: str, version: str = "") -> None:
@@ -30,11 +30,11 @@ async def discard(service: Service, folder: str, version: str = "") -> None:
             del samplers[id]  # made for a request without a session, and made again by the next
             sampler.wake()
     if not _sampled(service, folder):
-        _thaw(service, version)
+        thaw(service, version)
         await service.remove_folder(service.options.state / folder)
 
 
-def _thaw(service: Service, version: str) -> None:
+def thaw(service: Service, version: str) -> None:
     """Have engines forget weights nobody samples from; who comes back to them has them loaded again."""
     if any(sampler.row.version == version for sampler in service.world.samplers.values()):
         return
@@ -48,7 +48,7 @@ async def release(service: Service, ended: Iterable[SamplerRow]) -> None:
     for folder, path, version in {(row.folder, row.model_path, row.version) for row in ended if row.folder}:
         saved = None if path is None else await service.store.get(CheckpointRow, path)
         if (saved is None or saved.folder != folder) and not _sampled(service, folder):
-            _thaw(service, version)
+            thaw(service, version)
             await service.remove_folder(service.options.state / folder)
 
 

@@ -246,6 +246,8 @@ class SaveSamplerWork(Work):
     sampler: SamplerRow | None = None
     version: str = ""
     """What the engine called the weights, once it has frozen them."""
+    epoch: int = -1
+    """Which engine that was."""
 
     @property
     def saves(self) -> str | None:
@@ -259,6 +261,7 @@ class SaveSamplerWork(Work):
     def done(self, answer: Done, model: ModelRow, now: float) -> Outcome:
         """The name, or the sampling session, of what was frozen."""
         version = self.version = str(answer.facts["version"])
+        self.epoch = answer.epoch
         if self.checkpoint is not None:
             row = finished_checkpoint(self.checkpoint, model, now, answer)
             row.version = version

@@ -22,7 +22,7 @@ from ..wire.jsonbody import decode
 from .asks import Ask
 from .base_models import BaseFacts, Catalogue
 from .boots import forget_boot, note_boot
-from .checkpoint_files import discard
+from .checkpoint_files import discard, thaw
 from .clock import Clock, SystemClock
 from .engine_room import EngineRoom, MakeLink
 from .exports import Exports
@@ -382,13 +382,14 @@ class Service(Writes):
 
     def _frozen(self, operation: Operation, work: SaveSamplerWork) -> None:
         model, desk = operation.model, self.desk_of(operation.model.row.base_model)
-        desk.frozen(work.version)
+        if work.epoch == desk.room.epoch:  # else the engine that has them died while this was written
+            desk.frozen(work.version)
         if work.sampler is None or work.sampler.id in self.world.samplers:
             return
         if model.session.row.id in self.world.sessions:
             self.open_sampler(work.sampler, model.session)
-        else:  # its session has ended meanwhile: nobody will sample from them
-            desk.thaw(work.version)
+        else:  # its session has ended meanwhile
+            thaw(self, work.version)
 
     def drop_model(self, model: LiveModel, reason: str, gone: Callable[[], None] = lambda: None) -> None:
         """A model is no longer alive; `gone` is called when its engine is done with it."""
