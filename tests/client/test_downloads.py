@@ -225,7 +225,8 @@ def test_files_no_longer_in_the_checkpoint_are_left_out(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "ex") == ["b"]
 
 
-def test_a_cancelled_download_can_be_taken_up_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["cancel", "await"])
+def test_a_cancelled_download_can_be_taken_up_again(how: str, tmp_path: Path) -> None:
     store = Store()
     reached, go_on = threading.Event(), threading.Event()
 
@@ -238,11 +239,24 @@ def test_a_cancelled_download_can_be_taken_up_again(tmp_path: Path) -> None:
     store.spoil = lambda name, _, answer: (
         FakeResponse(200, answer.headers, chunks=pieces) if name == BIG else None
     )
-    future = store.rest.download_checkpoint(PATH, tmp_path / "ex", on_progress=tell)
-    assert reached.wait(WAIT)
-    with pytest.raises(DownloadError, match="another download"):
-        store.get(tmp_path / "ex")
-    assert future.cancel()
+
+    async def give_up() -> None:
+        awaiting = asyncio.ensure_future(
+            store.rest.download_checkpoint_async(PATH, tmp_path / "ex", on_progress=tell)
+        )
+        assert await asyncio.to_thread(reached.wait, WAIT)
+        awaiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+
+    if how == "await":
+        asyncio.run(give_up())
+    else:
+        future = store.rest.download_checkpoint(PATH, tmp_path / "ex", on_progress=tell)
+        assert reached.wait(WAIT)
+        with pytest.raises(DownloadError, match="another download"):
+            store.get(tmp_path / "ex")
+        assert future.cancel()
     go_on.set()
     assert eventually(lambda: portal().task_count == 0)
     assert (tmp_path / "ex.part" / BIG).stat().st_size == MEGABYTE

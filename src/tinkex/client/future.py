@@ -233,6 +233,15 @@ _ENDED = (
 APIFuture = Future
 
 
+async def owned(future: Future[T]) -> T:
+    """Wait for a future nobody else holds: if the wait is cancelled, so is the work."""
+    try:
+        return await future
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+
+
 def _warn_if_in_loop() -> None:
     if blocks_a_loop():
         notice(

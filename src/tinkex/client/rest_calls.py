@@ -20,7 +20,7 @@ from ..wire.bodies import Nothing, query_of
 from ..wire.jsonbody import encode
 from ..wire.routes import Route, route
 from .connection import Connection, MakeTransport
-from .future import Future
+from .future import Future, owned
 from .session import Session
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def awaited(
     """The `_async` twin of a method that returns a future: same arguments, the value itself."""
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await method(self, *args, **kwargs)
+        return await owned(method(self, *args, **kwargs))
 
     signature = inspect.signature(method, eval_str=True)  # the twin cannot see the names of its module
     (value,) = get_args(signature.return_annotation)

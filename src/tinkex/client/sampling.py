@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import weakref
@@ -30,7 +29,7 @@ from ..types.tensor_data import TensorData
 from ..wire.jsonbody import encode, wire_form
 from ..wire.paths import check_model_path, parse
 from ..wire.routes import route
-from .future import Future
+from .future import Future, owned
 from .many import ManySamples, Run, SampleInput
 from .queue_state import QueueState, QueueStateObserver
 from .retry_config import RetryConfig
@@ -157,7 +156,7 @@ class SamplingClient(Texts, QueueStateObserver):
             prompt, num_samples, sampling_params, include_prompt_logprobs, topk_prompt_logprobs,
             topk_sample_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, prompt_logprobs_last_n,
         )  # fmt: skip
-        response: SampleResponse = await _owned(self._start(form))
+        response: SampleResponse = await owned(self._start(form))
         return response
 
     def sample_stream(
@@ -241,7 +240,7 @@ class SamplingClient(Texts, QueueStateObserver):
         self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> list[float | None]:
         """The logprob of each prompt token; None where there is none."""
-        logprobs: list[float | None] = await _owned(self.compute_logprobs(prompt, prompt_logprobs_last_n))
+        logprobs: list[float | None] = await owned(self.compute_logprobs(prompt, prompt_logprobs_last_n))
         return logprobs
 
     def _logprobs_form(self, prompt: ModelInput, last_n: int | None) -> dict[str, Any]:
@@ -390,12 +389,3 @@ class SamplingClient(Texts, QueueStateObserver):
         from .handles import pickled
 
         return pickled(self)
-
-
-async def _owned(future: Future[Any]) -> Any:
-    """Wait for a future nobody else holds: if the wait is cancelled, so is the work."""
-    try:
-        return await future
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
