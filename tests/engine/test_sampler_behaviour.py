@@ -293,6 +293,29 @@ def test_diverged_weights_fail_the_request_and_no_other(base, adapters):
     assert len(got.of("good")) == 5
 
 
+@pytest.mark.parametrize("exact", [False, True], ids=["usual", "deterministic"])
+def test_diverged_weights_leave_nothing_in_blocks_others_get(base, exact):
+    broken = trained_adapter(base, 4, seed=7)
+    broken.master.flat.fill_(float("nan"))
+    broken.refresh()
+    sampler = make(base, blocks=60, deterministic=exact, pass_tokens=64)
+    if not exact:
+        sampler.runner.slots.dense = None  # whole blocks are read, the places behind a row's end too
+    got = Collected()
+    for i, prompt in enumerate(prompts(8, 90, 91, seed=3)):
+        scores = ScoreOptions(prompt_logprobs=True)
+        sampler.submit(request(f"bad {i}", prompt, version="bad", max_tokens=0, scores=scores), broken)
+    got.take(sampler.step())
+    sampler.cancel("bad 7")
+    drain(sampler, got)
+    assert set(got.failed) == {f"bad {i}" for i in range(7)}
+    assert {each.category for each in got.failed.values()} == {"user"}
+    assert torch.isfinite(sampler.cache.pool_y2pkd).all()
+    assert sampler.pool.cached == 0
+    asked = [request(f"good {i}", x, owner="o", max_tokens=9, stop=()) for i, x in enumerate(prompts(9))]
+    assert not sample(base, *asked, sampler=sampler).failed
+
+
 def test_a_tokenizer_that_fails_fails_its_request_alone(base):
     def picky(tokens):
         if len(tokens) > 1:

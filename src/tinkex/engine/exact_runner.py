@@ -39,11 +39,13 @@ class ExactRunner:
     def __init__(self, base: BaseModel, cache: KvCache) -> None:
         self.base, self.cache = base, cache
         self._groups: dict[tuple[int, frozenset[str]], int] = {}
+        self._broken: list[Job] = []
         # How many tokens an expert sees depends on all rows of a pass.
         self._alone = bool(getattr(base.config, "num_experts", 0))
 
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
+        self._broken = []
         with torch.inference_mode():
             self.cache.copy(work.copies)
             for piece in work.pieces:
@@ -52,6 +54,10 @@ class ExactRunner:
             found = [self._decode(group) for group in self._grouped(work.rows)]
             found += [self._start(group) for group in self._of_one_job(work.starts)]
         return join(found)
+
+    def broken_prompts(self) -> list[Job]:
+        """The requests whose prompts' hidden states of the last pass are not finite."""
+        return self._broken
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
@@ -73,6 +79,8 @@ class ExactRunner:
         adapter = piece.fill.job.adapter
         positions = torch.arange(piece.start, end, device=device)
         hidden = self._hidden(torch.from_numpy(ids).to(device), positions, adapter, paged)[:count]
+        if not bool(torch.isfinite(hidden).all()):
+            self._broken.append(piece.fill.job)
         owner = piece.fill.owner
         if isinstance(owner, Job):
             if owner.scores is not None:

@@ -72,10 +72,12 @@ class Runner:
         self.plain_draw = base.plain_draw()
         self._batch: DecodeBatch | None = None
         self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
+        self._prompts: tuple[list[PieceWork], torch.Tensor] | None = None
 
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
         with torch.inference_mode():
+            self._prompts = None
             copied = bool(work.copies)
             self.cache.copy(work.copies)
             work.copies.clear()
@@ -103,6 +105,17 @@ class Runner:
                 for row in work.rows:
                     row.computed -= 1
                 raise
+
+    def broken_prompts(self) -> list[Job]:
+        """The requests whose prompts' hidden states of the last pass are not finite."""
+        if self._prompts is None:
+            return []
+        (pieces, hidden_tc), self._prompts = self._prompts, None
+        if bool(torch.isfinite(hidden_tc).all()):
+            return []
+        states = hidden_tc.split([piece.end - piece.start for piece in pieces])
+        pairs = zip(pieces, states, strict=True)
+        return [piece.fill.job for piece, state in pairs if not bool(torch.isfinite(state).all())]
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
@@ -159,6 +172,7 @@ class Runner:
 
     def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
         """Score prompts, and keep the state that first tokens are drawn from."""
+        self._prompts = (pieces, hidden_tc[start:])
         for piece in pieces:
             end = start + piece.end - piece.start
             owner = piece.fill.owner

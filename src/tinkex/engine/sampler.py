@@ -248,10 +248,11 @@ class Sampler:
 
     def _fail_broken(self, found: Outcome) -> list[Answer]:
         """Fail requests whose model gives no numbers; the others' rows are not touched by it."""
-        broken = ~np.isfinite(found.logprobs)
-        if not broken.any():
+        # A prompt too: requests that draw nothing, or end before they do, must leave no such blocks behind.
+        jobs = [found.rows[i].job for i in np.flatnonzero(~np.isfinite(found.logprobs))]
+        jobs += self.runner.broken_prompts()
+        if not jobs:
             return []
-        jobs = [found.rows[i].job for i in np.flatnonzero(broken)]
         trained = [job for job in jobs if job.adapter is not None]
         text = "the model's logprobs are not finite"
         answers = self._fail(trained, "user", f"{text}: its weights have diverged")
