@@ -160,6 +160,16 @@ def test_all_greedy_needs_no_randomness():
     assert torch.allclose(out.logprobs_r, torch.log_softmax(logits, -1).max(-1).values, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-39, 5e-324])
+def test_the_coldest_temperatures_draw_the_likeliest_token(temperature):
+    logits = torch.randn(3, 50) * 20
+    params = DrawParams.of([temperature] * 3, [-1, 5, -1], [1.0, 1.0, 0.9], vocab=50, top=2)
+    out = draw(logits, params, torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64))
+    assert torch.equal(out.tokens_r, logits.argmax(-1))
+    assert torch.equal(out.logprobs_r, torch.zeros(3))
+    assert torch.isfinite(out.top_logprobs_rk).all()
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**32), st.sampled_from([0.0, 1 - 2**-53, 0.5, 0.999999]))
 def test_tokens_without_mass_are_never_drawn(vocab, seed, u):

@@ -18,7 +18,7 @@ import torch
 
 from .faults import UserFault
 from .messages import SampleDone, ScoreOptions, SparseRows
-from .sampling_math import PROMPT, pick, uniforms
+from .sampling_math import COLDEST, PROMPT, pick, uniforms
 
 ROWS = 64
 """Positions whose logits exist at a time."""
@@ -99,7 +99,7 @@ class PromptScores:
         count = self.options.alt_tokens
         if self.temperature <= 0:
             return logits_nv.argmax(-1, keepdim=True).expand(-1, count)
-        mass_nv = torch.softmax(logits_nv / self.temperature, -1)
+        mass_nv = torch.softmax(logits_nv / max(self.temperature, COLDEST), -1)
         u_nk = uniforms(
             np.full((1, 1), self.seed, np.uint64),
             np.arange(count, dtype=np.uint64)[None],

@@ -30,6 +30,8 @@ PlainDraw: TypeAlias = Callable[
 ]
 """Tokens and logprobs of logits, numbers, inverse temperatures and greedy rows: a draw without extras."""
 
+COLDEST = 1e-30
+"""Temperatures below it draw what this one does: logits divided by it are still finite."""
 _BELOW_ONE = 1.0 - 2.0**-50
 _SMALL = 1 << 16
 _FEW = 256
@@ -93,7 +95,7 @@ class DrawParams:
         k_r = np.asarray(top_k, np.int64)
         k_r = np.where((k_r <= 0) | (k_r > vocab), vocab, k_r)
         p_r = np.asarray(top_p, np.float64)
-        inverse = np.where(greedy, 1.0, 1.0 / np.where(greedy, 1.0, t_r)).astype(np.float32)
+        inverse = np.where(greedy, 1.0, 1.0 / np.maximum(t_r, COLDEST)).astype(np.float32)
         narrowed = []
         narrow = ~greedy & ((k_r < vocab) | (p_r < 1.0))
         for width in np.unique(k_r[narrow]).tolist():
