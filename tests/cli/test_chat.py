@@ -100,26 +100,33 @@ def test_commands_for_people(talk: Talk, trained: Trained):
 
 def test_what_goes_wrong_does_not_end_the_conversation(talk: Talk):
     done = talk(
-        "/fly", "/temperature hot", "/checkpoint huge", "/max-tokens 100000", "hello", "/max-tokens 3", "hi"
-    )
+        "/fly", "/temperature hot", "/checkpoint huge", "/max-tokens 100000", "hello", "/save nowhere/x",
+        "/max-tokens 3", "hi",
+    )  # fmt: skip
     assert done.code == 1
-    assert done.err.count("\n") == 4
+    assert done.err.count("\n") == 5
+    assert "nowhere/x: No such file" in done.err
     assert "no command '/fly'" in done.err
     assert done.out.count(" tokens/s]") == 1
 
 
-def test_at_a_terminal(real: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("watched", [True, False])
+def test_at_a_terminal(
+    real: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], watched: bool
+):
     said = iter(["hello", "/fly"])
 
     def ask(prompt: str) -> str:
-        assert prompt == "\n> "
+        assert prompt == ("\n> " if watched else "")
         try:
             return next(said)
         except StopIteration:
             raise EOFError from None
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: watched, raising=False)
     monkeypatch.setattr(builtins, "input", ask)
     done = real("chat", "--max-tokens", "3")
     assert done.code == 0
     assert "tokens/s]" in done.out
+    assert done.err.count("\n> ") == (0 if watched else 3)

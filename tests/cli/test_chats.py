@@ -72,6 +72,12 @@ def test_answers_and_their_ends_are_trained_on(plain: PlainTokenizer):
     assert trained(format, last) == ["a2<|im_end|>"]
 
 
+def test_an_answer_ends_with_its_turn_whatever_else_ends_it(plain: PlainTokenizer):
+    format = ChatFormat(plain)
+    assert format.stops(()) == [plain.eos_token_id]
+    assert format.stops(("x", "y")) == ["x", "y", "<|im_end|>"]
+
+
 def test_what_follows_the_last_answer_is_left_out(plain: PlainTokenizer):
     format = ChatFormat(plain)
     (example,) = format.examples([*TALK, {"role": "user", "content": "u3"}])

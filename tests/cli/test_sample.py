@@ -60,6 +60,13 @@ def test_prompts_from_files_and_pipes(real: Command, tmp_path: Path, monkeypatch
         assert real("sample", *more, *words).data["results"] == expected
 
 
+def test_a_line_of_a_file_may_hold_other_ends_of_lines(real: Command, tmp_path: Path):
+    text = "one\u2028two\x85three\x0bfour"
+    (tmp_path / "p.jsonl").write_bytes(json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\r\n")
+    done = real("sample", "-i", str(tmp_path / "p.jsonl"), "--max-tokens", "1", "--json")
+    assert [each["prompt"] for each in done.data["results"]] == [text]
+
+
 def test_many_prompts_keep_their_order(real: Command, tmp_path: Path):
     file = tmp_path / "many.jsonl"
     lines = [{"prompt": f"number {n}"} for n in range(9)] + [
@@ -104,6 +111,7 @@ def test_a_stop_text_ends_a_sample(real: Command):
     (sequence,) = cut.data["results"][0]["sequences"]
     assert sequence["stop_reason"] == "stop"
     assert len(sequence["tokens"]) < len(whole["tokens"])
+    assert sequence["text"].endswith(middle)
 
 
 @pytest.mark.parametrize("kind", ["sampler", "state"])

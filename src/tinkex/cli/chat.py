@@ -66,7 +66,7 @@ def _chat(arguments: argparse.Namespace, out: Output) -> int:
         talk = Conversation(arguments, out, open_weights(client, word), USUAL)
         out.say(f"Talking to {talk.weights.name}. /help shows what can be done, /quit leaves.")
         failed = False
-        for line in _lines():
+        for line in _lines(out):
             try:
                 if line.startswith("/"):
                     if not _do(line, talk, client, out):
@@ -93,7 +93,7 @@ def _report(error: Exception, out: Output) -> None:
     out.error(told(error))
 
 
-def _lines() -> Iterator[str]:
+def _lines(out: Output) -> Iterator[str]:
     """What is said, line by line, until there is no more; Ctrl-C at the prompt leaves too."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
@@ -101,8 +101,11 @@ def _lines() -> Iterator[str]:
     with contextlib.suppress(ImportError):  # there is none on this platform
         import readline  # noqa: F401 (gives `input` editing and history)
     while True:
+        if not (prompt := "\n> " if out.stdout.isatty() else ""):  # results go elsewhere, and nothing else
+            out.stderr.write("\n> ")
+            out.stderr.flush()
         try:
-            yield input("\n> ").strip()
+            yield input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
             return
 

@@ -35,6 +35,12 @@ class ChatFormat:
         """A conversation up to where the model answers."""
         return self._encoded(self._text(messages, reply=True))
 
+    def stops(self, texts: Sequence[str]) -> list[str] | list[int]:
+        """What ends an answer: its end, and texts; a request has one kind, so the end is then a text."""
+        if not texts:
+            return self.end
+        return [*texts, *(self.tokenizer.decode([each], skip_special_tokens=False) for each in self.end)]
+
     def examples(self, messages: Sequence[Message], train_on: TrainOn = "all") -> list[Example]:
         """Tokens and weights to train on a conversation.
 

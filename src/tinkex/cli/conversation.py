@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .chats import ChatFormat, TextStream
-from .output import Output
+from .output import CommandError, Output
 from .weights import Weights, sampling_params
 
 __all__ = ["Conversation"]
@@ -48,8 +48,11 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Add the conversation to a file of conversations."""
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise CommandError(f"{path}: {error.strerror}", "name another file") from None
 
     def say(self, text: str) -> None:
         """Ask, and show the answer as it comes; what fails leaves the conversation as it was."""
@@ -62,7 +65,7 @@ class Conversation:
     def _answer(self, prompt: list[int], room: int) -> str:
         from ..types.model_input import ModelInput
 
-        params = sampling_params(self.arguments, room, self.chats.end)
+        params = sampling_params(self.arguments, room, self.chats)
         stream = self.weights.sampler.sample_stream(ModelInput.from_ints(prompt), params)
         text, pieces, count, reason = TextStream(self.chats.tokenizer), [], 0, "stopped by hand"
         began = time.perf_counter()

@@ -114,7 +114,7 @@ def _prompts(arguments: argparse.Namespace) -> list[_Prompt]:
 
 def _lines(text: str, path: Path) -> list[_Prompt]:
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # other ends of lines may be in a text
         if not line.strip():
             continue
         try:
@@ -173,13 +173,12 @@ def _run(
     from ..types.model_input import ModelInput
     from ..types.sampling import SampleRequest
 
-    stop = None if chats is None else chats.end
     requests = [
         SampleRequest(
             prompt=ModelInput.from_ints(ids),
             num_samples=arguments.num_samples,
             sampling_params=sampling_params(
-                arguments, weights.room(len(ids), arguments.max_tokens, _USUAL), stop
+                arguments, weights.room(len(ids), arguments.max_tokens, _USUAL), chats
             ),
             prompt_logprobs=arguments.prompt_logprobs or arguments.topk_prompt_logprobs > 0,
             topk_prompt_logprobs=arguments.topk_prompt_logprobs,

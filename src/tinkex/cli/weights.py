@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .main import Parser
 from .output import CommandError, UsageError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..client.sampling import SamplingClient
     from ..client.service import ServiceClient
     from ..types.sampling import SamplingParams
+    from .chats import ChatFormat
 
 __all__ = ["Weights", "add_sampling", "add_weights", "find_model", "open_weights", "wanted_weights"]
 
@@ -78,12 +79,14 @@ def add_sampling(parser: Parser, *, temperature: float, usual: int) -> None:
     )
     group.add_argument("--seed", metavar="N", type=int, help="the same seed, the same samples")
     group.add_argument(
-        "--stop", metavar="TEXT", action="append", help="end before this text; may be given several times"
+        "--stop", metavar="TEXT", action="append", help="end with this text; may be given several times"
     )
 
 
-def sampling_params(arguments: argparse.Namespace, max_tokens: int, stop: Any = None) -> SamplingParams:
-    """How to sample, as the options say."""
+def sampling_params(
+    arguments: argparse.Namespace, max_tokens: int, chats: ChatFormat | None = None
+) -> SamplingParams:
+    """How to sample, as the options say; an answer in a chat ends with its turn in any case."""
     from ..types.sampling import SamplingParams
 
     return SamplingParams(
@@ -92,7 +95,7 @@ def sampling_params(arguments: argparse.Namespace, max_tokens: int, stop: Any = 
         top_p=arguments.top_p,
         top_k=arguments.top_k,
         seed=arguments.seed,
-        stop=arguments.stop or stop,
+        stop=arguments.stop if chats is None else chats.stops(arguments.stop or ()),
     )
 
 
