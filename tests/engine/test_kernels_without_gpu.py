@@ -1,4 +1,5 @@
-"""The kernels where there is no GPU: interpreted on the CPU, and compiled for the GPUs they are meant for.
+"""The kernels where there is no GPU: interpreted on the CPU, alone and in the decoder that calls them, and
+compiled for the GPUs they are meant for.
 
 Triton is large and of no use without a GPU otherwise, so it is installed for these tests alone.
 """
@@ -33,21 +34,33 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["interpreted", "80", "90", "100"])
-def test_kernels(triton: Path, tmp_path: Path, way: str) -> None:
-    settings = {"TRITON_INTERPRET": "1"} if way == "interpreted" else {COMPILE_FOR: way}
+def run(triton: Path, folder: Path, file: str, **settings: str) -> int:
+    """Run a file of tests that must pass; how many did."""
     path = os.pathsep.join([str(triton), str(ROOT / "src")])
-    known = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    known = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "tests/engine/test_kernels.py"],
+        [*command, f"tests/engine/{file}"],
         cwd=ROOT,
         env={**os.environ, **known, **settings},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) > 30
+    return int(passed[1])
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+def test_kernels_compile(triton: Path, tmp_path: Path, capability: str) -> None:
+    assert run(triton, tmp_path, "test_kernels.py", **{COMPILE_FOR: capability}) > 30
+
+
+def test_kernels_interpreted(triton: Path, tmp_path: Path) -> None:
+    assert run(triton, tmp_path, "test_kernels.py", TRITON_INTERPRET="1") > 30
+
+
+def test_decoder_interpreted(triton: Path, tmp_path: Path) -> None:
+    assert run(triton, tmp_path, "test_fused_interpreted.py", TRITON_INTERPRET="1") > 20
