@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tinkex.engine.messages import CreateAdapter, OptimStep, SaveState, Train, Unload
 from tinkex.server import scheduler
-from tinkex.server.records import ModelRow, OperationRow
+from tinkex.server.records import ModelRow, OperationRow, SamplerRow
+from tinkex.server.store import Change, Put
 
 from .client import datum
 from .machine import OTHER, Machine, running
@@ -301,3 +303,41 @@ async def test_what_arrives_while_its_session_ends_is_refused_or_fails(
     assert answer.status == 400
     assert "session has ended" in answer.detail
     assert await server.store.get(OperationRow, f"{model}:1") is None
+
+
+@pytest.mark.parametrize("kind", ["create_model", "create_sampling_session"])
+def test_what_is_made_in_a_session_while_it_ends_is_not_there(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        session = await ann.session()
+        gate, write = asyncio.Event(), server.store.write
+
+        async def slow(*changes: Change) -> None:
+            if any(
+                isinstance(each, Put) and isinstance(each.row, OperationRow | SamplerRow)
+                for each in changes
+            ):
+                await gate.wait()
+            await write(*changes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.store, "write", slow)
+            number = {"model_seq_id": 0, "sampling_session_seq_id": 0}
+            body = {"session_id": session, "base_model": "tiny", **number}
+            making = asyncio.ensure_future(ann(kind, body))
+            await server.settle()
+            await ann.ok("finish_session", {"reason": {"type": "success"}}, session_id=session)
+            gate.set()
+            answer = await making
+        if kind == "create_model":
+            failure = await ann.result(ann.ticket(answer))
+            assert (failure["category"], "session has ended" in failure["error"]) == ("user", True)
+            assert server.service.queued["ann"] == [0, 0]
+        else:
+            assert answer.status == 404
+            assert server.service.world.samplers == {}
+
+    scenario(tmp_path=tmp_path)

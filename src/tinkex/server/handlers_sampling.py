@@ -57,6 +57,8 @@ async def _create(ask: Ask) -> Answer:
         await service.write(Put(row))
     finally:
         session.opening.discard(id)
+    if session.row.id not in service.world.sessions:  # it has ended meanwhile
+        raise NotFound("open session", session.row.id)
     if id not in service.world.samplers:
         service.open_sampler(row, session)
     return CreateSamplingSessionResponse(sampling_session_id=id)

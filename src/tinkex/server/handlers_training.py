@@ -88,6 +88,8 @@ async def create(
             raise
         reach("model: after its row")
         service.accept(model, operation, work)
+        if service.world.models.get(row.id) is not model:  # its session has ended meanwhile
+            service.scheduler_of(model).remove(model, f"model {row.id} was unloaded: {row.note}")
 
     # Seen through even if whoever asked is gone: a row without its model would be taken for a model.
     await asyncio.shield(asyncio.ensure_future(write_down()))
