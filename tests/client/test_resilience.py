@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -259,6 +260,25 @@ def test_a_billing_problem_pauses_visibly_and_ends_when_the_window_is_over() -> 
     rig.service.faults.add("retrieve_future", status=402, body={"detail": "pay"})
     with pytest.raises(BillingError):
         trainer.optim_step(ADAM).result(WAIT)
+
+
+def test_results_in_json_may_hold_what_is_no_number() -> None:
+    rig = Rig()
+    trainer = rig.trainer()
+    step = b'{"type": "optim_step", "metrics": {"grad_norm:mean": NaN, "largest:max": Infinity}}'
+    rig.service.faults.add("retrieve_future", status=200, body=step, times=1)
+    metrics = trainer.optim_step(ADAM).result(WAIT).metrics
+    assert metrics is not None
+    assert math.isnan(metrics["grad_norm:mean"])
+    assert metrics["largest:max"] == math.inf
+    output = (
+        b'{"loss_fn_output_type": "x", "metrics": {"loss:sum": NaN}, "loss_fn_outputs": '
+        b'[{"logprobs": {"data": [NaN, -1.0], "dtype": "float32", "shape": [2]}}]}'
+    )
+    rig.service.faults.add("retrieve_future", status=200, body=output, times=1)
+    result = trainer.forward(data(1), "cross_entropy").result(WAIT)
+    assert math.isnan(result.metrics["loss:sum"])
+    assert result.loss_fn_outputs[0]["logprobs"].data[1] == -1.0
 
 
 def test_each_billing_problem_has_a_window_of_its_own() -> None:

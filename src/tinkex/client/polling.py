@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from ..errors import (
     APIConnectionError,
     APIError,
@@ -244,7 +242,7 @@ class _Wait:
 
     async def _json(self, response: Response) -> Any:
         try:
-            return await self._off_the_loop(response, lambda: msgspec.json.decode(response.body))
+            return await self._off_the_loop(response, lambda: jsonbody.parse(response.body))
         except ResultDecodeError:
             raise self._unreadable(response, "it is neither protobuf nor JSON") from None
 
