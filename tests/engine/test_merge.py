@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tinkex.engine.base_model import BaseModel
@@ -50,6 +51,45 @@ def test_a_tied_model_stays_tied_when_the_unembedding_is_not_trained(tmp_path):
     adapter = filled_adapter(engine_model(plain), 2, unembed=False)
     merge(tmp_path / "base", adapter, tmp_path / "merged")
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+
+
+def test_a_tied_unembedding_that_is_stored_too_parts_ways(tmp_path):
+    plain_model("qwen2").save_pretrained(tmp_path / "base")
+    file = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(file)
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        file,
+        metadata={"format": "pt"},
+    )
+    base = BaseModel.load(tmp_path / "base", device="cpu")
+    adapter = filled_adapter(base, 4)
+    merge(tmp_path / "base", adapter, tmp_path / "merged")
+    assert not json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+    merged = BaseModel.load(tmp_path / "merged", device="cpu")
+    assert_close(logits_of(merged, None, TOKENS), logits_of(base, adapter, TOKENS), 2e-5)
+
+
+def test_a_single_shard_keeps_its_index_and_other_weights_are_left_behind(tmp_path):
+    source, shard = tmp_path / "base", "model-00001-of-00001.safetensors"
+    plain_model("qwen3").save_pretrained(source)
+    names = list(load_file(source / "model.safetensors"))
+    (source / "model.safetensors").rename(source / shard)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, shard)}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"layers.0.wq": torch.zeros(2)}, source / "consolidated.safetensors")
+    (source / "pytorch_model.bin").write_bytes(b"not merged")
+    (source / "pytorch_model.bin.index.json").write_text("{}")
+    (source / "merges.txt").write_text("a b")
+    base = BaseModel.load(source, device="cpu")
+    adapter = filled_adapter(base, 4)
+    merge(source, adapter, tmp_path / "merged")
+    merged = BaseModel.load(tmp_path / "merged", device="cpu")
+    assert_close(logits_of(merged, None, TOKENS), logits_of(base, adapter, TOKENS), 2e-5)
+    kept = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert shard in kept
+    assert "merges.txt" in kept
+    assert not kept & {"consolidated.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json"}
 
 
 def test_the_dtype_of_the_base_is_kept(tmp_path):

@@ -25,6 +25,9 @@ _INDEX = "model.safetensors.index.json"
 _ONE_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 _EMBED = "model.embed_tokens.weight"
+_ONE_FILE = "model.safetensors"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".h5", ".msgpack")
+"""Endings of files that may hold the weights once more, without the adapter."""
 
 
 def merge(base_folder: str | Path, adapter: Adapter, out_folder: str | Path) -> int:
@@ -34,7 +37,7 @@ def merge(base_folder: str | Path, adapter: Adapter, out_folder: str | Path) -> 
     model.
     """
     source = Path(base_folder)
-    shards = sorted(source.glob("*.safetensors"))
+    shards = _shards(source)
     if not shards or not (source / "config.json").is_file():
         raise UserFault(f"{source.name} is no folder of safetensors with a config.json")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -48,24 +51,31 @@ def merge(base_folder: str | Path, adapter: Adapter, out_folder: str | Path) -> 
                 tensors = {name: delta.applied(name, file.get_tensor(name)) for name in names}
                 if _EMBED in names and delta.waits_for(HEAD) and config.get("tie_word_embeddings"):
                     tensors[f"{HEAD}.weight"] = delta.applied(f"{HEAD}.weight", file.get_tensor(_EMBED))
-                    config["tie_word_embeddings"] = False
             save_file(tensors, place / shard.name, metadata={"format": "pt"})
             places |= dict.fromkeys(tensors, shard.name)
             total += sum(x.nbytes for x in tensors.values())
         if left := delta.left():
             raise UserFault(f"the base model has no weight for {sorted(left)[0]}")
+        if HEAD in delta.used and config.get("tie_word_embeddings"):
+            config["tie_word_embeddings"] = False  # a tied one may be stored too, and would not be read
         for path in source.iterdir():
-            if (
-                path.is_file()
-                and path.suffix != ".safetensors"
-                and path.name not in ("config.json", _INDEX)
-            ):
+            weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
+            if path.is_file() and not weights and path.name != "config.json":
                 shutil.copy2(path, place / path.name)
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if len(shards) > 1:
+        if [shard.name for shard in shards] != [_ONE_FILE]:
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
             (place / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return delta.changed
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files a model is read from: those its index names, or the one file there is without one."""
+    if (folder / _INDEX).is_file():
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        return [folder / name for name in sorted(set(index["weight_map"].values()))]
+    whole = folder / _ONE_FILE
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 class _Deltas:
