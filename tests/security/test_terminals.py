@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
+from tinkex.cli.asking import confirm
 from tinkex.cli.conversation import harmless
 from tinkex.cli.output import CommandError, Output
 
@@ -23,9 +25,17 @@ def shown(show) -> str:
     return out.getvalue() + problems.getvalue()
 
 
+def ask(out: Output) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", Terminal("y\n"))
+        confirm(out, "deleting it", [HOSTILE], yes=False)
+
+
 @pytest.mark.parametrize(
     "show",
     [
+        ask,
+        lambda out: out.aside(HOSTILE),
         lambda out: out.error(CommandError(HOSTILE, HOSTILE)),
         lambda out: out.warn(HOSTILE),
         lambda out: out.line(HOSTILE),

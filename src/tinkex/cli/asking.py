@@ -25,10 +25,9 @@ def confirm(out: Output, what: str, things: Sequence[str], *, yes: bool) -> None
     if out.mode == "json" or not sys.stdin.isatty():
         raise UsageError(f"{what} cannot be undone, and nobody is here to ask", "pass --yes")
     for each in things[:_SHOWN]:
-        out.stderr.write(f"  {each}\n")
+        out.aside(f"  {each}")
     if len(things) > _SHOWN:
-        out.stderr.write(f"  … and {len(things) - _SHOWN:,} more\n")
-    out.stderr.write(f"{what[0].upper()}{what[1:]} cannot be undone. Go ahead? [y/N] ")
-    out.stderr.flush()
+        out.aside(f"  … and {len(things) - _SHOWN:,} more")
+    out.aside(f"{what[0].upper()}{what[1:]} cannot be undone. Go ahead? [y/N] ", end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandError("nothing was done")

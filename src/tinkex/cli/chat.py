@@ -102,8 +102,7 @@ def _lines(out: Output) -> Iterator[str]:
         import readline  # noqa: F401 (gives `input` editing and history)
     while True:
         if not (prompt := "\n> " if out.stdout.isatty() else ""):  # results go elsewhere, and nothing else
-            out.stderr.write("\n> ")
-            out.stderr.flush()
+            out.aside("\n> ", end="")
         try:
             yield input(prompt).strip()
         except (EOFError, KeyboardInterrupt):

@@ -119,6 +119,11 @@ class Output:
         text = text.rstrip()
         self.stdout.write(f"{_tame(text) if self.stdout.isatty() else text}\n")
 
+    def aside(self, text: str, end: str = "\n") -> None:
+        """Something for whoever sits at the terminal, on stderr."""
+        self.stderr.write(f"{_tame(text)}{end}")
+        self.stderr.flush()
+
     def warn(self, text: str) -> None:
         """Something the user should know, on stderr."""
         if self.mode == "json":
