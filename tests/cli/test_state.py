@@ -95,3 +95,4 @@ def test_a_folder_is_compacted(cli: Command, state: Path):
     assert "before" in shown.out
     assert "dropped no rows, removed 0 leftovers" in shown.out
     assert cli("state", "compact", str(state), "--older-than", "-1").code == 2
+    assert cli("state", "compact", str(state), "--older-than", "nan").code == 2

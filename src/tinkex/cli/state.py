@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ..models import expanded
 from ..server.places import default_state
 from .main import Parser
-from .output import CommandError, Output, UsageError
+from .output import CommandError, Output
 from .readable import plural, size
+from .training_settings import at_least
 
 if TYPE_CHECKING:
     from ..server.state_backup import Backup
@@ -60,7 +61,7 @@ def register(parser: Parser) -> None:
     )
     _add_folder(compacting)
     compacting.add_argument(
-        "--older-than", metavar="DAYS", type=float, default=30.0,
+        "--older-than", metavar="DAYS", type=at_least(0, float), default=30.0,
         help="forget sessions without a checkpoint that ended so many days ago [30]",
     )  # fmt: skip
     compacting.command(_compact, _COMPACTED)
@@ -134,8 +135,6 @@ def _compact(arguments: argparse.Namespace, out: Output) -> int:
     from ..server.state_compact import compact
 
     folder = _folder(arguments)
-    if arguments.older_than < 0:
-        raise UsageError("--older-than: days cannot be below 0")
     done = compact(folder, time.time(), older_than=arguments.older_than * _DAY)
     fields = {
         "folder": str(folder),
