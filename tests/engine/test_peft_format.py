@@ -114,11 +114,15 @@ def test_what_cannot_be_kept_is_refused(tmp_path):
         ({"use_dora": True}, "use_dora"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"bias": "all"}, "biases"),
+        ({"init_lora_weights": "pissa_niter_4"}, "begun by pissa_niter_4 change the base model"),
+        ({"init_lora_weights": "olora"}, "begun by olora"),
         ({"r": 3}, "shape"),
     ):
         (folder / CONFIG).write_text(json.dumps(config | change))
         with pytest.raises(UserFault, match=text):
             import_peft(folder, base)
+    (folder / CONFIG).write_text(json.dumps(config | {"init_lora_weights": "gaussian"}))
+    assert torch.equal(import_peft(folder, base).master.flat, adapter.master.flat)
     (folder / CONFIG).write_text(json.dumps(config))
     tensors = load_file(folder / WEIGHTS)
     key = "base_model.model.model.layers.0.mlp.experts.2.gate_proj.lora_A.weight"

@@ -28,6 +28,8 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?(?:\.weight)?")
 _EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+_BESIDE_THE_BASE = ("gaussian", "eva", "orthogonal")
+"""Named ways to begin an adapter that leave the base model's weights as they are; others take from them."""
 _ALIASES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -93,6 +95,9 @@ def import_peft(folder: str | Path, base: BaseModel, *, seed: int = 0) -> Adapte
     ):
         if config.get(key):
             raise UserFault(f"PEFT adapters with {key} are not supported")
+    begun = config.get("init_lora_weights", True)
+    if isinstance(begun, str) and begun not in _BESIDE_THE_BASE:
+        raise UserFault(f"PEFT adapters begun by {begun} change the base model too, and are not supported")
     if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none":
         raise UserFault("only LoRA adapters without biases can be read")
     if "r" not in config or "lora_alpha" not in config:
