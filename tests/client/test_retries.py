@@ -17,7 +17,9 @@ from tinkex.client.rest import RestClient
 from tinkex.client.retry_config import RetryConfig
 from tinkex.errors import (
     APIConnectionError,
+    ConflictError,
     InternalServerError,
+    NotFoundError,
     RateLimitError,
     RequestFailedError,
     TinkerError,
@@ -108,6 +110,23 @@ def test_a_server_down_for_good_is_asked_for_one_budget_only(route: str, fault: 
     # The clock runs on by itself after the last of them, while this thread waits for a core.
     assert budget / 2 <= tries[-1].time - tries[0].time <= budget
     assert len({call.idempotency_key for call in tries}) == 1
+
+
+@pytest.mark.parametrize("answer", ["lost", "there"])
+@pytest.mark.parametrize("route", ["delete_checkpoint", "publish_checkpoint", "unpublish_checkpoint"])
+def test_what_a_try_did_whose_answer_was_lost_is_no_error(route: str, answer: str) -> None:
+    party = Everyone()
+    method = getattr(party.rest, f"{route}_from_tinker_path")
+    if route == "unpublish_checkpoint":
+        party.rest.publish_checkpoint_from_tinker_path(party.path).result(WAIT)
+    if answer == "lost":
+        party.rig.service.faults.add(route, drop=True, after=True, times=1)
+    assert method(party.path).result(WAIT) is None
+    # Done by somebody else, it is still said to be done already.
+    refused = NotFoundError if route == "delete_checkpoint" else ConflictError
+    with pytest.raises(refused):
+        method(party.path).result(WAIT)
+    assert len(party.rig.service.calls_to(route)) == (3 if answer == "lost" else 2)
 
 
 # ---- advice

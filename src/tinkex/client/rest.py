@@ -59,6 +59,7 @@ logger: Final = logging.getLogger(__name__)
 
 _TRACE_SECONDS = 5.0
 _ALREADY = frozenset({409})  # "it is public already" does not change by asking again
+_GONE = frozenset({404})
 
 
 class RestClient(RestCalls):
@@ -169,24 +170,35 @@ class RestClient(RestCalls):
         return self._ask(
             "delete_checkpoint",
             "delete_checkpoint",
+            done=_GONE,
             training_run_id=training_run_id,
             checkpoint_id=checkpoint_id,
         )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
         """Delete a checkpoint."""
-        return self._checkpoint("delete_checkpoint", "delete_checkpoint_from_tinker_path", tinker_path)
+        return self._checkpoint(
+            "delete_checkpoint", "delete_checkpoint_from_tinker_path", tinker_path, done=_GONE
+        )
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
         """Let everyone load a checkpoint; a `ConflictError` says that everyone may already."""
         return self._checkpoint(
-            "publish_checkpoint", "publish_checkpoint_from_tinker_path", tinker_path, final=_ALREADY
+            "publish_checkpoint",
+            "publish_checkpoint_from_tinker_path",
+            tinker_path,
+            final=_ALREADY,
+            done=_ALREADY,
         )
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
         """Make a checkpoint private again; a `ConflictError` says that it is already."""
         return self._checkpoint(
-            "unpublish_checkpoint", "unpublish_checkpoint_from_tinker_path", tinker_path, final=_ALREADY
+            "unpublish_checkpoint",
+            "unpublish_checkpoint_from_tinker_path",
+            tinker_path,
+            final=_ALREADY,
+            done=_ALREADY,
         )
 
     def set_checkpoint_ttl_from_tinker_path(

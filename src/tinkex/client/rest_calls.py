@@ -112,13 +112,14 @@ class RestCalls:
         query: Record | None = None,
         headers: Mapping[str, str] | None = None,
         final: frozenset[int] = frozenset(),
+        done: frozenset[int] = frozenset(),
         **path: str,
     ) -> Future[Any]:
         """Send one request for the public method of that name; the answer is the future's result."""
         origin = route(name)
         origin.url_path(**path)  # refuses here what cannot stand in an address
         content = None if body is None else encode(body)
-        return self._start(self._call(origin, method, content, query, headers, final, path))
+        return self._start(self._call(origin, method, content, query, headers, final, path, done))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self.holder.finished or self.holder.connection.closed:
@@ -135,6 +136,7 @@ class RestCalls:
         headers: Mapping[str, str] | None = None,
         final: frozenset[int] = frozenset(),
         path: Mapping[str, str] | None = None,
+        done: frozenset[int] = frozenset(),
     ) -> Any:
         connection = self.holder.connection
         await connection.settings()  # says which credential to send
@@ -145,6 +147,8 @@ class RestCalls:
                 headers={**sdk_headers(method), **(headers or {})},
                 path=path,
                 query=None if query is None else query_of(query),
-                operation=Operation(origin.name, seconds=connection.config.retry_seconds, final=final),
+                operation=Operation(
+                    origin.name, seconds=connection.config.retry_seconds, final=final, done=done
+                ),
             )
         return None if origin.response is Nothing else read_answer(origin.response, response)

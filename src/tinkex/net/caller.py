@@ -20,6 +20,7 @@ from ..errors import (
     APIConnectionError,
     APIError,
     APIResponseValidationError,
+    APIStatusError,
     InvalidArgumentError,
     RequestInfo,
     TinkerError,
@@ -111,6 +112,7 @@ class Caller:
         key = key or new_key()
         started = self.clock.monotonic()
         attempt = 0
+        lost = False  # whether a try may have been carried out without its answer getting here
         while True:
             try:
                 return await self.once(
@@ -118,6 +120,10 @@ class Caller:
                     key=key, attempt=attempt, credential=credential, follow_redirects=follow_redirects,
                 )  # fmt: skip
             except TinkerError as error:
+                status = error.status_code if isinstance(error, APIStatusError) else 599
+                if lost and status in operation.done:
+                    return Response(status, {})
+                lost = lost or status >= 500
                 elapsed = self.clock.monotonic() - started
                 decision = decide(error, operation, attempt, elapsed, self.clock.random())
                 if not decision.retry:

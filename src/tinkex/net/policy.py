@@ -28,6 +28,7 @@ class Operation:
     billing_seconds: float = 3600.0
     resubmits: bool = False  # a server's failure may be cured by asking again (sampling)
     final: frozenset[int] = frozenset()  # statuses that mean no, though others may try again on them
+    done: frozenset[int] = frozenset()  # what a second try is told if the first, its answer lost, did it
 
 
 @dataclass(frozen=True, slots=True)
