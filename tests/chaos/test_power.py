@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.server.boots import BOOT, this_boot
 from tinkex.server.keys import KeyRing
 from tinkex.server.records import OperationRow, SessionRow
 from tinkex.server.sample_journal import SampleJournal
@@ -87,6 +88,27 @@ def test_by_chance_all_is_left_or_some_of_it_and_never_half_a_rename(power: Powe
     assert (power.root / "cut").read_text() == "synced and more"
 
 
+NOTE = """
+from pathlib import Path
+from tinkex.server.boots import forget_boot, note_boot
+
+note_boot(Path(), "process")
+{then}
+"""
+
+
+@pytest.mark.parametrize("survives", SURVIVES)
+def test_the_note_of_a_server_is_there_and_that_of_one_that_was_stopped_is_not(
+    power: Power, survives: float
+):
+    run(power, NOTE.format(then=""))
+    power.cut(random.Random(3), survives)
+    assert (power.root / BOOT).read_text() == f"{this_boot()} process\n"
+    run(power, NOTE.format(then="forget_boot(Path())"))
+    power.cut(random.Random(3), survives)
+    assert not (power.root / BOOT).exists()
+
+
 STORE = """
 import asyncio
 from pathlib import Path
@@ -142,6 +164,7 @@ def test_with_process_durability_the_database_is_whole_and_lacks_what_came_last(
 def test_a_key_that_was_revoked_stays_revoked(power: Power):
     script = """
 from pathlib import Path
+from tinkex.server.boots import BOOT, this_boot
 from tinkex.server.keys import KeyRing
 ring = KeyRing(Path("state/keys.json"))
 ring.add("ann", "ann")

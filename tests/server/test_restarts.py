@@ -190,18 +190,26 @@ async def behind(server: Machine, model: str) -> None:
     server.store = older
 
 
-@running(kind="memory")
-async def test_a_model_that_lost_operations_when_the_machine_went_down_is_not_gone_on_with(server: Machine):
-    model = await server.ann.model()
-    await behind(server, model)
-    another_boot(server)
-    await server.start()
-    ticket = await server.ann.train(model, 3)
-    await server.wait(30)
-    assert "--durability power" in (await server.ann.result(ticket))["error"]
-    row = await server.service.store.get(ModelRow, model)
-    assert row is not None
-    assert (row.state, "operation 2" in row.note) == ("corrupted", True)
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_model_that_lost_operations_when_the_machine_went_down_is_not_gone_on_with(
+    kills: int, tmp_path: Path
+):
+    @running(kind="memory")
+    async def scenario(server: Machine) -> None:
+        model = await server.ann.model()
+        await behind(server, model)
+        another_boot(server)
+        await server.start()
+        for _ in range(kills):
+            await server.restart()
+        ticket = await server.ann.train(model, 3)
+        await server.wait(30)
+        assert "--durability power" in (await server.ann.result(ticket))["error"]
+        row = await server.service.store.get(ModelRow, model)
+        assert row is not None
+        assert (row.state, "operation 2" in row.note) == ("corrupted", True)
+
+    scenario(tmp_path=tmp_path)
 
 
 @running(kind="memory")

@@ -204,7 +204,7 @@ def test_what_nothing_refers_to_is_found_and_removed(state: Path):
     before = everything(state)
     for place in LEFTOVERS:
         put_weights(state / place)
-    files = ["store/bodies/abc-1", "samples.new", ".keys-x", "traces/x.part"]
+    files = ["store/bodies/abc-1", "samples.new", ".keys-x", ".boot-x", "traces/x.part"]
     for place in files:
         (state / place).parent.mkdir(exist_ok=True)
         (state / place).write_text("x")

@@ -2,7 +2,8 @@
 
 A note in the folder says in which run of the machine its server works; a server that is stopped takes it
 away. One left by a server of another run, which did not wait for the disk, means that the last things its
-clients were told may be gone.
+clients were told may be gone. It stays until a server is stopped: the next may be killed before anybody
+has noticed what is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from ..engine.durable import sync
+from .key_file import write_private
 from .options import Durability
 
 BOOT = "boot"
@@ -30,13 +33,16 @@ def note_boot(state: Path, durability: Durability) -> bool:
     before = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         before = path.read_text()
-    path.write_text(f"{boot} {durability}\n")
-    path.chmod(0o600)
     last, _, promised = before.strip().rpartition(" ")
-    return promised == "process" and last != boot
+    if promised == "process" and last != boot:
+        return True
+    # On the disk at once: a machine that goes down soon after must find it.
+    write_private(path, f"{boot} {durability}\n")
+    return False
 
 
 def forget_boot(state: Path) -> None:
     """Take the note away: everything is where it should be."""
     with contextlib.suppress(OSError):
         (state / BOOT).unlink()
+        sync(state)

@@ -142,7 +142,7 @@ def leftovers(state: Path, rows: Rows, *, in_use: bool) -> Iterator[Finding]:
     for place in _entries(state, "tmp"):
         yield Finding("leftover", place, "it was needed for a moment")
     for place in _entries(state, "."):
-        if place == "samples.new" or place.startswith((".keys-", f".{TOKEN_SECRET}-")):
+        if place == "samples.new" or place.startswith((".keys-", f".{TOKEN_SECRET}-", f".{BOOT}-")):
             yield Finding("leftover", place, "it was never finished")
 
 
