@@ -20,7 +20,7 @@ from tinkex.engine.messages import Export, ExportSaved, LoadState, OptimStep, Sa
 from tinkex.server.readiness import READY_PAGE, ready_page
 from tinkex.server.records import CheckpointRow, OperationRow
 from tinkex.server.sample_journal import SampleJournal
-from tinkex.server.store import Change, Finish, StoreFailed
+from tinkex.server.store import Change, Finish, Put, StoreFailed
 from tinkex.testing import noop_operations
 
 from .client import Answer, Client, datum
@@ -300,6 +300,27 @@ async def test_a_store_that_cannot_be_read_for_one_model_keeps_nobody_else(
     failing.clear()
     await server.wait(31)
     await ann.done(ticket)
+
+
+@running()
+async def test_a_model_given_up_while_the_store_cannot_be_read_keeps_nobody_else(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann, bob = server.ann, server.bob
+    model, other = await ann.model(), await bob.model()
+    found = await server.store.get(OperationRow, f"{model}:0")
+    found.body = b"damaged"
+    await server.store.write(Put(found))
+
+    async def broken(*given: Any, **more: Any) -> Any:
+        raise StoreFailed("the store could not read: disk I/O error")
+
+    monkeypatch.setattr(server.store, "checkpoints", broken)
+    await server.replace_engine()
+    await bob.done(await bob.step(other, 1))
+    assert "corrupted" in await ann.refused(
+        "optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}}
+    )
 
 
 # ---- snapshots

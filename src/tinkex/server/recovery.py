@@ -135,7 +135,10 @@ async def _restored(
 async def advice(service: Service, model: LiveModel) -> str:
     """What the owner of a corrupted model can do."""
     now = service.clock.time()
-    rows, _ = await service.store.checkpoints(model.row.owner, Page(1000, 0), now=now, run_id=model.id)
+    try:
+        rows, _ = await service.store.checkpoints(model.row.owner, Page(1000, 0), now=now, run_id=model.id)
+    except StoreFailed:  # others wait to be restored
+        return "to go on, load one of its checkpoints into a new model"
     saved = max((row for row in rows if row.kind == "training"), key=lambda row: row.created, default=None)
     if saved is None:
         return "it has no checkpoint to go on from: train it anew"
