@@ -31,6 +31,18 @@ async def test_a_missing_number_is_given_up_after_a_while_and_noted(server: Mach
 
 
 @running()
+async def test_numbers_given_up_long_ago_are_not_kept(server: Machine):
+    ann = server.ann
+    model = await ann.model()
+    for seq in (3, 6):
+        ticket = await ann.step(model, seq)
+        await server.wait(11)
+        await ann.done(ticket)
+    row = await server.store.get(ModelRow, model)
+    assert (row.watermark, row.skipped) == (6, [4, 5])
+
+
+@running()
 async def test_a_number_missing_behind_work_that_waits_is_given_up_too(server: Machine):
     ann = server.ann
     model, other = await ann.model(), await ann.model()

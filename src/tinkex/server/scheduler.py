@@ -137,9 +137,10 @@ class Scheduler:
             self.service.spawn(self.service.corrupt(model, _LOST.format(missing)))
             return
         gone = model.line.skip()
-        model.row.skipped += gone
+        row = model.row
+        row.skipped = [each for each in row.skipped if each > row.watermark] + gone  # others are passed
         log.warning("model %s goes on without operations %s: they never came", model.id, gone)
-        self.service.spawn(self.service.keep(Put(model.row)))
+        self.service.spawn(self.service.keep(Put(row)))
         self.look(model)
 
     def queue_reason(self, model: LiveModel) -> str:
