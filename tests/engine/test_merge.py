@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.faults import UserFault
@@ -114,7 +114,7 @@ def test_a_wrong_base_is_refused_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def write_gguf(path, plain, tokens, merges):
+def write_gguf(path, plain, tokens, merges, cut="smollm", scaling=None):
     """A small Llama as llama.cpp would write it: q and k rows as rotary pairs, metadata, byte-level BPE."""
     gguf = pytest.importorskip("gguf")
     config = plain.config
@@ -129,7 +129,9 @@ def write_gguf(path, plain, tokens, merges):
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(cut)
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(merges)
@@ -172,13 +174,8 @@ def write_gguf(path, plain, tokens, merges):
     writer.close()
 
 
-def test_a_gguf_file_becomes_the_model_it_holds(tmp_path):
-    pytest.importorskip("gguf")
-    from tokenizers import Tokenizer
-    from transformers import LlamaConfig
-
-    from tinkex.engine.gguf import convert_gguf
-
+def small_llama():
+    """A model that fits in a GGUF file, and its tokens."""
     torch.manual_seed(0)
     shape = {
         "hidden_size": 64,
@@ -189,7 +186,16 @@ def test_a_gguf_file_becomes_the_model_it_holds(tmp_path):
     config = LlamaConfig(**shape, vocab_size=97, num_attention_heads=4, num_key_value_heads=2)
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     letters = [chr(code) for code in range(33, 33 + 92)]
-    tokens = ["<|end|>", "<|start|>", "<|stop|>", *letters, "ab", "abc"]
+    return plain, ["<|end|>", "<|start|>", "<|stop|>", *letters, "ab", "abc"]
+
+
+def test_a_gguf_file_becomes_the_model_it_holds(tmp_path):
+    pytest.importorskip("gguf")
+    from tokenizers import Tokenizer
+
+    from tinkex.engine.gguf import convert_gguf
+
+    plain, tokens = small_llama()
     write_gguf(tmp_path / "model.gguf", plain, tokens, ["a b", "ab c"])
     convert_gguf(tmp_path / "model.gguf", tmp_path / "folder")
     base = BaseModel.load(tmp_path / "folder", device="cpu")
@@ -209,6 +215,20 @@ def test_a_gguf_file_becomes_the_model_it_holds(tmp_path):
     )
     assert written["chat_template"] == "{{ messages[0]['content'] }}"
     assert np.isfinite(wanted.numpy()).all()
+
+
+def test_gguf_files_that_would_be_read_wrongly_are_refused(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from tinkex.engine.gguf import convert_gguf
+
+    plain, tokens = small_llama()
+    write_gguf(tmp_path / "cut.gguf", plain, tokens, ["a b"], cut="llama-bpe")
+    with pytest.raises(UserFault, match="pre-tokenizer 'llama-bpe' is not supported"):
+        convert_gguf(tmp_path / "cut.gguf", tmp_path / "folder")
+    write_gguf(tmp_path / "long.gguf", plain, tokens, ["a b"], scaling=gguf.RopeScalingType.YARN)
+    with pytest.raises(UserFault, match="rope scaling 'yarn' is not supported"):
+        convert_gguf(tmp_path / "long.gguf", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_other_gguf_architectures_are_refused(tmp_path):

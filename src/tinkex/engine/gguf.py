@@ -40,6 +40,8 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _CONTROL = 3
+_CUTS = ("default", "gpt-2", "smollm")
+"""How text is cut before merges, by the file's own name for it; another cut gives other tokens."""
 
 
 def convert_gguf(file: str | Path, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
@@ -66,6 +68,10 @@ def _convert(gguf: Any, file: Path, folder: Path, dtype: torch.dtype) -> None:
         )
     if facts.get("tokenizer.ggml.model") != "gpt2":
         raise UserFault(f"GGUF tokenizer {facts.get('tokenizer.ggml.model')!r} is not supported; gpt2 is")
+    if (cut := facts.get("tokenizer.ggml.pre", "default")) not in _CUTS:
+        raise UserFault(f"GGUF pre-tokenizer {cut!r} is not supported; {', '.join(_CUTS)} are")
+    if (scaling := facts.get("llama.rope.scaling.type", "none")) != "none":
+        raise UserFault(f"GGUF rope scaling {scaling!r} is not supported")
     heads = int(facts["llama.attention.head_count"])
     kv_heads = int(facts.get("llama.attention.head_count_kv", heads))
     tensors: dict[str, torch.Tensor] = {}
