@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tinkex.conformance import order_checks
 from tinkex.testing import FakeService, answers_sampling, answers_training, fake_model
 from tinkex.testing.exchange import FakeRequest, FakeResponse
 from tinkex.testing.handlers import Reply
@@ -306,6 +307,14 @@ def test_a_server_that_is_wrong_in_one_way_fails_the_checks_of_that_row(
 def test_work_done_twice_is_noticed():
     failed = ended(check_fake(Broken(steps_again), ["twice-is-once"]), "fail")
     assert "became" in failed["wire/0.10/twice-is-once"]
+
+
+def test_a_refused_number_that_is_waited_for_and_given_up_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(order_checks, "_PATIENCE", 0.2)
+    service = Broken(skip_after=0.6)
+    refused_numbers_are_missed(monkeypatch, service)
+    failed = ended(check_fake(service, ["refused-number"]), "fail")
+    assert "the one after" in failed["wire/6.3/refused-number"]
 
 
 def test_a_success_with_an_error_in_it_is_noticed():

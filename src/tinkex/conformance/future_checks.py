@@ -26,7 +26,7 @@ def unknown_future(here: Surroundings) -> str:
 
 @check("wire/5.1/result-again")
 def result_again(here: Surroundings) -> str:
-    """A result is given as often as it is asked for, with its length."""
+    """A result is given as often as it is asked for, the same each time."""
     ticket = here.work.submit_pass(here.work.model(), 1)
     first = here.work.polls(ticket, binary=True)[-1]
     again = here.work.poll(ticket, binary=True)

@@ -56,7 +56,7 @@ def forward_backward(here: Surroundings) -> str:
 
 @check("journey/2.3/optim-step")
 def optim_step(here: Surroundings) -> str:
-    """Steps lower the loss, and a step without gradients changes nothing."""
+    """Steps lower the loss of the examples they are made for."""
     traveller = here.traveller
     trainer = traveller.train()
     losses = [weighted_loss(traveller.look(trainer))]

@@ -13,6 +13,8 @@ from .surroundings import Surroundings
 
 _CLOSE = 2e-3
 _STEP = {"learning_rate": ADAM.learning_rate, "beta1": ADAM.beta1, "beta2": ADAM.beta2, "eps": ADAM.eps}
+_PATIENCE = 5.0
+"""Seconds a step may take beyond thrice its usual time before it counts as having waited for another."""
 _GROUPS = [EXAMPLES[:2], EXAMPLES[2:3], EXAMPLES[3:]]
 
 
@@ -171,13 +173,21 @@ def out_of_order(here: Surroundings) -> str:
 def refused_number(here: Surroundings) -> str:
     """The number of a refused operation is used up: the next one does not wait for it."""
     work = here.work
-    model = work.model()
+    session = work.session()
+    model, other = work.model(session, 0), work.model(session, 1)
+    started = time.monotonic()
+    work.result(work.submit_step(other, 1))
+    usual = time.monotonic() - started
     headers = {"Content-Type": PROTOBUF}
     answer = here.http.post("/forward_backward", pass_body(model, 1, loss="no such loss"), headers=headers)
     expect(answer.refused, str(answer))
     started = time.monotonic()
     work.result(work.submit_step(model, 2))
     waited = time.monotonic() - started
+    expect(
+        waited <= 3 * usual + _PATIENCE,
+        f"a step took {usual:.1f} s, the one after a refusal {waited:.1f} s",
+    )
     # Refusing a later one leaves the earlier ones alone.
     answer = here.http.post("/forward_backward", pass_body(model, 4, loss="no such loss"), headers=headers)
     expect(answer.refused, str(answer))
