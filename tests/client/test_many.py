@@ -287,6 +287,25 @@ def test_an_input_that_fails_ends_it():
     asyncio.run(read())
 
 
+def test_whatever_stands_in_the_way_of_one_prompt_is_its_error(monkeypatch: pytest.MonkeyPatch):
+    client = sampler(Rig())
+    form = client._form
+
+    def fragile(item: ModelInput, *others: object) -> object:
+        if item == prompt(1):
+            raise RuntimeWarning("as an error")
+        return form(item, *others)
+
+    monkeypatch.setattr(client, "_form", fragile)
+    many = client.sample_many(map(prompt, range(3)), PARAMS, return_exceptions=True, ordered=True)
+    assert [type(each.error) for each in many] == [type(None), RuntimeWarning, type(None)]
+    many = client.sample_many(map(prompt, range(3)), PARAMS, ordered=True)
+    next(many)
+    with pytest.raises(RuntimeWarning):
+        next(many)
+    assert list(many) == []
+
+
 def test_a_closed_service_client_is_an_error_not_a_hang():
     service_client = Rig().client()
     client = service_client.create_sampling_client(base_model="Qwen/Qwen3-8B")

@@ -182,7 +182,7 @@ class ManySamples(Reader):
         self._taken += 1
         try:
             run = self._prepare(item)
-        except InvalidArgumentError as error:
+        except Exception as error:
             self._held[index] = Sampled(index, item, error=error)
             return
         future: Future[None] = Future()
