@@ -234,6 +234,31 @@ def test_ephemeral_weights_do_not_lean_on_a_named_copy(base, tmp_path):
     shelf.weights.close()
 
 
+@pytest.mark.parametrize("first", ["named", None], ids=["named", "ephemeral"])
+def test_weights_outlive_the_copy_made_last(base, tmp_path, first):
+    shelf = Shelf(base, folder=tmp_path / "own", resident=1)
+    version = shelf.freeze(1, path=first and tmp_path / first)
+    shelf.weights.settle()
+    assert shelf.freeze(1, path=tmp_path / "again") == version
+    shelf.freeze(2)
+    assert shelf.weights.in_memory == 1
+    shutil.rmtree(tmp_path / "again")
+    assert torch.equal(
+        shelf.weights.get(version).compute.flat, trained_adapter(base, 2, seed=1).compute.flat
+    )
+    shelf.weights.close()
+
+
+def test_weights_whose_copies_are_gone_stay_in_memory(base, tmp_path):
+    shelf = Shelf(base, resident=1)
+    version = shelf.freeze(1, path=tmp_path / "named")
+    shutil.rmtree(tmp_path / "named")
+    shelf.freeze(2)
+    assert shelf.weights.in_memory == 2
+    assert shelf.weights.get(version) is not None
+    assert shelf.reads == 0
+
+
 def test_a_name_is_the_same_wherever_the_numbers_are_cut_and_differs_with_any_of_them(base, monkeypatch):
     adapter = trained_adapter(base, 4, seed=1)
     whole = digest(adapter)

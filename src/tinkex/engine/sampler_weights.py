@@ -43,11 +43,25 @@ class Frozen:
     version: str
     used: float
     adapter: Adapter | None = None
-    path: Path | None = None
+    paths: list[Path] = field(default_factory=list)
+    """Folders it was put in, the latest last; who owns one may have removed it since."""
     ephemeral_of: set[str] = field(default_factory=set)
     durable: bool = False
     """Saved under a name or loaded from a folder: never dropped for its age."""
     writing: Future[None] | None = None
+
+    def put(self, path: Path) -> None:
+        """Remember that a folder has it."""
+        self.paths = [*(each for each in self.paths if each != path), path]
+
+    @property
+    def path(self) -> Path | None:
+        """The folder it was put in last."""
+        return self.paths[-1] if self.paths else None
+
+    def found(self) -> Path | None:
+        """A folder that has it still."""
+        return next((path for path in reversed(self.paths) if path.is_dir()), None)
 
 
 class SamplerWeights:
@@ -89,7 +103,9 @@ class SamplerWeights:
             entry.adapter = adapter.sampled_copy()
         if path is not None:
             self._write(entry.adapter, path)
-            entry.path, entry.durable = path, True
+            with self._lock:
+                entry.put(path)
+            entry.durable = True
         self._versions[version] = entry
         self._dropped.pop(version, None)
         self._touch(entry)
@@ -110,7 +126,9 @@ class SamplerWeights:
         if ephemeral_of is not None:
             self._keep_ephemeral(ephemeral_of, entry)
         elif path.is_dir():  # the version may be held already, and its folder still be on its way
-            entry.path, entry.durable = path, True
+            with self._lock:
+                entry.put(path)
+            entry.durable = True
         self._make_room(entry)
         return entry.version
 
@@ -138,7 +156,7 @@ class SamplerWeights:
         entry = self._versions.setdefault(version, Frozen(version, self._clock()))
         entry.adapter = entry.adapter or adapter
         with self._lock:
-            entry.path = entry.path or path
+            entry.paths = entry.paths or [path]
         self._dropped.pop(version, None)
         return entry
 
@@ -151,9 +169,11 @@ class SamplerWeights:
                 raise UserFault(reason)
             raise UserFault(f"no sampler weights {version!r} here: save or load them first")
         if entry.adapter is None:
-            assert entry.path is not None
+            place = entry.found()
+            if place is None:
+                raise ServerFault(f"sampler weights {version} could not be read back: their files are gone")
             try:
-                entry.adapter = slim(self._read(entry.path))
+                entry.adapter = slim(self._read(place))
             except (OSError, UserFault) as error:
                 raise ServerFault(f"sampler weights {version} could not be read back: {error}") from error
             self._make_room(entry)
@@ -251,7 +271,7 @@ class SamplerWeights:
                 log.exception("sampler weights %s could not be written; they stay in memory", entry.version)
                 raise
             with self._lock:
-                entry.path = path
+                entry.put(path)
 
         writing = entry.writing = self._writer.submit(write)
         return writing
@@ -269,7 +289,7 @@ class SamplerWeights:
             if entry is newest or entry.adapter is None:
                 continue
             with self._lock:
-                written = entry.path is not None
+                written = entry.found() is not None
             if written:
                 entry.adapter = None
                 held -= 1
