@@ -231,6 +231,21 @@ def test_the_loss_runs_in_the_callers_thread(use_async: bool) -> None:
 
 
 @pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_caller_that_has_switched_gradients_off_can_have_a_loss(mode: str, use_async: bool) -> None:
+    torch = pytest.importorskip("torch")
+    with getattr(torch, mode)():
+        output = run(
+            Rig().trainer(),
+            data(2),
+            lambda _, logprobs: (-sum(each.sum() for each in logprobs), {}),
+            use_async=use_async,
+        )
+        assert torch.is_grad_enabled() is False
+    assert output.metrics["loss:sum"] > 0
+
+
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_heartbeats_go_on_during_a_slow_loss(library: str, use_async: bool) -> None:
     rig = Rig()

@@ -128,9 +128,11 @@ def _torch(function: Callable[..., Any], data: Sequence[Datum], logprobs: list[A
             "a custom loss written in torch needs PyTorch: pip install 'tinkex[torch]'; or mark a "
             "loss that returns its own gradients with @tinkex.losses.numpy_loss"
         ) from None
-    leaves = [torch.from_numpy(array.copy()).requires_grad_(True) for array in logprobs]
-    loss, metrics = function(list(data), leaves)
-    loss.backward()
+    # The caller may have switched gradients off for what it does itself.
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [torch.from_numpy(array.copy()).requires_grad_(True) for array in logprobs]
+        loss, metrics = function(list(data), leaves)
+        loss.backward()
     gradients: list[Array] = []
     for index, leaf in enumerate(leaves):
         if leaf.grad is None:
