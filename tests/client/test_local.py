@@ -283,14 +283,20 @@ except KeyboardInterrupt:
 
 
 @needs_engine
-def test_one_that_died_is_started_again_with_what_was_saved(model: Path, tmp_path: Path):
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_one_that_died_is_started_again_with_what_was_saved(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+):
     first = tinkex.ServiceClient.local(str(model), state=tmp_path, telemetry=False)
     trainer = first.create_lora_training_client("tiny", rank=4)
     saved = trainer.save_state("kept").result(SECONDS).path
-    server = LocalFiles(tmp_path).holder()
+    server, facts = LocalFiles(tmp_path).holder(), LocalFiles(tmp_path).running()
     assert server is not None
     os.kill(server, signal.SIGKILL)
     until(lambda: LocalFiles(tmp_path).holder() is None)
+    if when == "meanwhile":  # it was still there when it was looked for
+        seen, running = [facts], LocalFiles.running
+        monkeypatch.setattr(LocalFiles, "running", lambda self: seen.pop() if seen else running(self))
     with tinkex.ServiceClient.local(str(model), state=tmp_path, telemetry=False) as client:
         assert LocalFiles(tmp_path).holder() not in (server, None)
         again = client.create_training_client_from_state(saved)

@@ -54,6 +54,10 @@ class LocalServerError(TinkerError):
     """A server of one's own could not be started; the text says why, with the end of its log."""
 
 
+class _Gone(Exception):
+    """The server that was waited for has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalServer:
     """A running server of one's own."""
@@ -160,19 +164,20 @@ def _make(files: LocalFiles) -> None:
 
 def _ensured(files: LocalFiles, arguments: list[str], timeout: float, waiting: Waiting) -> LocalServer:
     """The server that runs, or a new one."""
-    process = None
-    if files.running() is None:
-        process = _launch(files, arguments)
-    elif files.remembered() != arguments:
-        raise InvalidArgumentError(
-            f"the server in {files.state} was started with {' '.join(files.remembered())}: "
-            "while it runs, others can have no other; give a state folder of its own (state=…)"
-        )
+    latest = time.monotonic() + timeout
+    if files.running() is not None:
+        if files.remembered() != arguments:
+            raise InvalidArgumentError(
+                f"the server in {files.state} was started with {' '.join(files.remembered())}: "
+                "while it runs, others can have no other; give a state folder of its own (state=…)"
+            )
+        with contextlib.suppress(_Gone):  # somebody ended it in this very moment
+            return _when_ready(files, None, latest, waiting)
+    process = _launch(files, arguments)
     try:
-        return _when_ready(files, process, time.monotonic() + timeout, waiting)
+        return _when_ready(files, process, latest, waiting)
     except BaseException:
-        if process is not None:
-            _end(process)
+        _end(process)
         raise
 
 
@@ -221,8 +226,10 @@ def _when_ready(
         status = "" if facts is None else _status(facts["url"])
         if facts is not None and status == "ready":
             return LocalServer(facts["url"], files.key(), facts["pid"], files.state)
-        if code is not None or (process is None and facts is None):
-            raise _failure(files, "" if code is None else f"exit code {code}")
+        if process is None and facts is None:
+            raise _Gone
+        if code is not None:
+            raise _failure(files, f"exit code {code}")
         if status == "failing":
             raise _failure(files, "its engine does not start")
         if time.monotonic() > latest:
