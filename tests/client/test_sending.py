@@ -10,6 +10,7 @@ import textwrap
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.client.rig import WAIT, Rig, data, eventually
@@ -112,6 +113,25 @@ def test_arguments_are_checked_in_the_call_and_cost_no_number() -> None:
             call()
     trainer.save_state("fine").result(WAIT)
     assert rig.service.seq_ids(trainer.model_id) == [1]
+
+
+def test_numbers_of_a_sample_may_be_numpys() -> None:
+    rig = Rig()
+    sampler = rig.client().create_sampling_client(base_model="Qwen/Qwen3-8B")
+    prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=np.int64(1))
+    response = sampler.sample(
+        prompt, np.int64(2), params, np.bool_(True), np.int32(1), np.int64(1),  # type: ignore[arg-type]
+        prompt_alt_tokens_k=np.uint8(1), prompt_logprobs_last_n=np.int64(2),  # type: ignore[arg-type]
+    ).result(WAIT)  # fmt: skip
+    assert len(response.sequences) == 2
+    sent = rig.service.calls_to("asample")[-1].json
+    names = ("num_samples", "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs",
+             "prompt_alt_tokens_k", "prompt_logprobs_last_n")  # fmt: skip
+    assert [sent[name] for name in names] == [2, True, 1, 1, 1, 2]
+    for bad in ({"num_samples": 0}, {"num_samples": "many"}, {"num_samples": 1.5}, {"num_samples": 1,
+                "topk_prompt_logprobs": "all"}, {"num_samples": 1, "prompt_alt_tokens_k": -1}):  # fmt: skip
+        with pytest.raises(InvalidArgumentError, match=list(bad)[-1]):
+            sampler.sample(prompt, sampling_params=params, **bad)  # type: ignore[arg-type]
 
 
 def test_what_is_sent_is_what_was_given_at_the_call() -> None:

@@ -15,7 +15,7 @@ from ..net.caller import read_answer
 from ..notices import notice
 from ..types.model import GetInfoRequest, GetInfoResponse
 from ..types.model_input import ModelInput
-from ..types.rules import shown
+from ..types.rules import Integer, Mismatch, shown
 from ..types.sample_response import SampleResponse
 from ..types.sampling import (
     CreateSamplingSessionRequest,
@@ -47,6 +47,7 @@ __all__ = ["SamplingClient"]
 logger: Final = logging.getLogger(__name__)
 
 _SAY_EVERY = 60.0
+_INTEGER = Integer()
 
 
 class SamplingClient(Texts, QueueStateObserver):
@@ -275,14 +276,11 @@ class SamplingClient(Texts, QueueStateObserver):
             raise InvalidArgumentError(f"prompt: expected a ModelInput, got {shown(prompt)}")
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"sampling_params: expected SamplingParams, got {shown(params)}")
-        if not isinstance(num_samples, int) or num_samples < 1:
-            raise InvalidArgumentError(f"num_samples: must be 1 or more, got {shown(num_samples)}")
+        num_samples = _whole("num_samples", num_samples, 1)
         if target is not None:
             check_target_logprobs(target)
-        if alternatives < 0:
-            raise InvalidArgumentError(f"prompt_alt_tokens_k: must be 0 or more, got {alternatives}")
-        if last_n is not None and last_n < 1:
-            raise InvalidArgumentError(f"prompt_logprobs_last_n: must be 1 or more, got {last_n}")
+        alternatives = _whole("prompt_alt_tokens_k", alternatives, 0)
+        last_n = None if last_n is None else _whole("prompt_logprobs_last_n", last_n, 1)
         if last_n is not None and not prompt_logprobs:
             raise InvalidArgumentError("prompt_logprobs_last_n: needs include_prompt_logprobs=True")
         if not prompt_logprobs:  # older weights that score a text are a reference, and meant to be old
@@ -293,9 +291,9 @@ class SamplingClient(Texts, QueueStateObserver):
             "sampling_params": wire_form(params),
             "sampling_session_id": self.sampling_session_id,
             "seq_id": None,
-            "prompt_logprobs": prompt_logprobs,
-            "topk_prompt_logprobs": topk_prompt,
-            "topk_sample_logprobs": topk_sample,
+            "prompt_logprobs": bool(prompt_logprobs),
+            "topk_prompt_logprobs": _whole("topk_prompt_logprobs", topk_prompt),
+            "topk_sample_logprobs": _whole("topk_sample_logprobs", topk_sample),
         }
         if target is not None:
             form["target_prompt_logprobs"] = wire_form(target)
@@ -389,3 +387,14 @@ class SamplingClient(Texts, QueueStateObserver):
         from .handles import pickled
 
         return pickled(self)
+
+
+def _whole(name: str, value: object, least: int | None = None) -> int:
+    """A whole number in any common form, numpy's too."""
+    try:
+        number = _INTEGER.take(value)
+    except Mismatch as problem:
+        raise InvalidArgumentError(f"{name}: {problem.message}") from None
+    if least is not None and number < least:
+        raise InvalidArgumentError(f"{name}: must be {least} or more, got {number}")
+    return number
