@@ -88,6 +88,16 @@ def test_leaving_the_block_tells_the_server_how_it_ended() -> None:
         assert finish.json == {"reason": {"type": reason}, "detail": None}
 
 
+def test_a_closed_client_cannot_be_entered_again() -> None:
+    client = Rig().client()
+    with client:
+        client.get_server_capabilities()
+    with pytest.raises(RuntimeError, match="ServiceClient is closed"):
+        client.__enter__()
+    with pytest.raises(RuntimeError, match="ServiceClient is closed"):
+        asyncio.run(client.__aenter__())
+
+
 def test_closing_one_client_leaves_its_siblings_working() -> None:
     rig = Rig()
     client, sibling = rig.client(), rig.client()

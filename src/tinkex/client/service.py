@@ -86,6 +86,7 @@ class ServiceClient(WithLocalServer):
     # ---- the end
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -100,6 +101,7 @@ class ServiceClient(WithLocalServer):
         self.close(status).result()
 
     async def __aenter__(self) -> Self:
+        self._check_open()
         return self
 
     async def __aexit__(
@@ -112,6 +114,10 @@ class ServiceClient(WithLocalServer):
         if exc_type is not None:
             status = "errored" if issubclass(exc_type, Exception) else "interrupted"
         await self.close(status)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClientClosedError("ServiceClient is closed")
 
     def close(self, status: FinishStatus = "success", detail: str | None = None) -> Future[None]:
         """End the session and free its connections; every later use raises `ClientClosedError`."""
@@ -391,8 +397,7 @@ class ServiceClient(WithLocalServer):
         retry_config: RetryConfig | None,
         stability: bool,
     ) -> Future[SamplingClient]:
-        if self._closing is not None:
-            raise ClientClosedError("ServiceClient is closed")
+        self._check_open()
         return SamplingClient.create(
             self._session,
             model_path=model_path,
@@ -409,8 +414,7 @@ class ServiceClient(WithLocalServer):
         """Trace a loss, so that the server can run it where it offers that."""
         from .custom_loss import create_custom_loss
 
-        if self._closing is not None:
-            raise ClientClosedError("ServiceClient is closed")
+        self._check_open()
         return create_custom_loss(self._session, fn, input_ranks)
 
     def create_rest_client(self) -> RestClient:
@@ -423,8 +427,7 @@ class ServiceClient(WithLocalServer):
     def _rest(self) -> RestClient:
         from .rest import RestClient
 
-        if self._closing is not None:
-            raise ClientClosedError("ServiceClient is closed")
+        self._check_open()
         return RestClient(self._session)
 
 
