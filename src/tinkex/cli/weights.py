@@ -79,7 +79,10 @@ def add_sampling(parser: Parser, *, temperature: float, usual: int) -> None:
     )
     group.add_argument("--seed", metavar="N", type=int, help="the same seed, the same samples")
     group.add_argument(
-        "--stop", metavar="TEXT", action="append", help="end with this text; may be given several times"
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        help="end where this text appears; may be given several times",
     )
 
 
