@@ -237,6 +237,46 @@ async def test_no_end_is_known_while_one_before_it_could_not_be_written(
     assert state_of(server.engine) == before
 
 
+@pytest.mark.parametrize("soon", [True, False])
+def test_work_that_could_not_be_written_down_when_the_server_died_is_done_when_it_comes_again(
+    soon: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whether the store says so before the engine has done it or after."""
+
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann, bob = server.ann, server.bob
+        model, other = await ann.model(), await bob.model()
+        write, gate = server.store.write, asyncio.Event()
+        if soon:
+            gate.set()
+
+        async def broken(*changes: Change) -> None:
+            rows = [each.row for each in changes if isinstance(each, Put)]
+            if any(isinstance(row, OperationRow) and row.id == f"{model}:1" for row in rows):
+                await gate.wait()
+                raise StoreFailed("no room for a large body")
+            await write(*changes)
+
+        monkeypatch.setattr(server.store, "write", broken)
+        asking = asyncio.ensure_future(ann.train(model, 1))
+        await server.settle()
+        gate.set()
+        await server.settle()
+        behind = await ann.step(model, 2)
+        await server.settle()
+        before = server.engine.models[model]
+        assert before.steps == 1
+        await bob.done(await bob.step(other, 1))
+        asking.cancel()
+        await server.restart()
+        for ticket in (await ann.train(model, 1), behind):
+            await ann.done(ticket)
+        assert server.engine.models[model] == before
+
+    scenario(tmp_path=tmp_path)
+
+
 # ---- restoring
 
 

@@ -463,6 +463,16 @@ def test_a_watermark_never_goes_back(run: Run):
     run(test)
 
 
+def test_the_end_of_an_operation_that_is_not_there_is_no_end(run: Run):
+    async def test(store: Store) -> None:
+        await store.write(Put(model(watermark=5)))
+        await store.write(Finish(f"{M}:6", "done", 5.0, M, 6, b"result"))
+        assert await store.get(ModelRow, M) == model(watermark=5)
+        assert await store.get(OperationRow, f"{M}:6") is None
+
+    run(test)
+
+
 def test_ending_what_is_not_there_leaves_no_trace(run: Run):
     async def test(store: Store) -> None:
         await store.write(Finish(f"{M}:1", "done", 5.0, M, 1, b"x" * 300_000))

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..engine.kill_points import reach
 from ..engine.messages import (
     Answer,
     Done,
@@ -26,6 +25,7 @@ from ..engine.messages import (
     Unload,
 )
 from .disk import short_of_room
+from .ends import Ends
 from .engine_room import EngineRoom
 from .operations import Operation, Outcome, PassWork, UnloadWork
 from .recovery import Unreadable, recover
@@ -65,9 +65,8 @@ class Scheduler:
         self._restoring: LiveModel | None = None
         self._under_way: dict[str, list[Operation]] = {}
         """By model, what the engine was told and has not answered, in order."""
-        self._ended: list[tuple[Operation, Outcome]] = []
-        self.snapshots = Snapshots(service, room, self.models, self._write_soon)
-        self._flushing = False
+        self._ends = Ends(service)
+        self.snapshots = self._ends.snapshots = Snapshots(service, room, self.models, self._ends.write_soon)
         self._recovering: asyncio.Task[None] | None = None
         self.restored: Callable[[str], None] = lambda model_id: None
         """Told when a model is restored, or given up."""
@@ -316,8 +315,7 @@ class Scheduler:
             model.pauses = 0
             self.service.trouble.ends(model.id)
         self._leave(operation)
-        self._ended.append((operation, outcome))
-        self._write_soon()
+        self._ends.add(operation, outcome)
 
     def _leave(self, operation: Operation) -> None:
         """The engine is through with an operation."""
@@ -343,39 +341,6 @@ class Scheduler:
             level = logging.INFO if outcome.category == "user" else logging.ERROR
             text = "operation %s (%s) of request %s failed: %s"
             log.log(level, text, operation.id, operation.kind, operation.asked_by or "-", outcome.error)
-
-    def _write_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self.service.write_begins()
-            asyncio.get_running_loop().call_soon(lambda: self.service.spawn(self._flush()))
-
-    async def _flush(self) -> None:
-        """Write down what has ended until nothing is left.
-
-        One write at a time: an end that is known while one before it could not be written would have a
-        restart replay it without that.
-        """
-        try:
-            while self._ended or self.snapshots.waiting:
-                ended, self._ended = self._ended, []
-                await asyncio.wait([self.service.spawn(self._write_down(ended, self.snapshots.taken()))])
-        finally:
-            self._flushing = False
-            self.service.write_ends()
-
-    async def _write_down(
-        self, ended: list[tuple[Operation, Outcome]], snapshots: list[tuple[LiveModel, int]]
-    ) -> None:
-        # A snapshot is known only together with or after the end of its last operation: else a restart
-        # would do that operation again on top of it.
-        known = self.snapshots.changes(snapshots)
-        if known:
-            reach("snapshot: before its row")
-        await self.service.finish(ended, known)
-        if known:
-            reach("snapshot: after its row")
-            self.service.spawn(self.snapshots.remove_older(snapshots))
 
     # ---- the engine's comings and goings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from ..engine.messages import Answer, Failed, SaveState
@@ -118,9 +118,10 @@ class Snapshots:
         """Whether there are any to be written down."""
         return bool(self._taken)
 
-    def taken(self) -> list[tuple[LiveModel, int]]:
-        """Those to be written down now."""
-        found, self._taken = self._taken, []
+    def taken(self, but: Set[str]) -> list[tuple[LiveModel, int]]:
+        """Those to be written down now, but for these models'."""
+        found = [each for each in self._taken if each[0].id not in but]
+        self._taken = [each for each in self._taken if each[0].id in but]
         return found
 
     @staticmethod

@@ -59,7 +59,8 @@ class Delete:
 class Finish:
     """An operation ended: its result, and how far its model has come, in one.
 
-    A watermark never goes back; an operation or a model that is not there is left alone.
+    A watermark never goes back; where the operation is not there nothing happens, and a model that is not
+    there is left alone.
     """
 
     id: str

@@ -15,6 +15,7 @@ from .problems import Problem
 from .records import OperationRow
 from .store import Change, Put, Seen, Store, StoreFailed
 from .tickets import Bell
+from .world import LiveModel
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ class Writes:
         """What cannot be written now."""
         self.unwritten: dict[str, Bell] = {}
         """Operations in line that are not written down yet; the bell rings when they are."""
+        self._late: dict[str, Operation] = {}
+        """Those of them that could not be written down at once."""
         self._writes = 0
         self._all_written = Bell()
 
@@ -68,9 +71,20 @@ class Writes:
             try:
                 await self._write(Put(row))
             except StoreFailed as problem:
+                self._late[row.id] = operation
                 await self._put_down_later(operation, row, problem)
         finally:
+            self._late.pop(row.id, None)
             self.unwritten.pop(row.id).ring()
+
+    def is_late(self, model: LiveModel) -> bool:
+        """Whether an operation of a model could not be written down yet."""
+        return any(each.model is model for each in self._late.values())
+
+    async def rows_written(self, model: LiveModel) -> None:
+        """Wait for the operations of a model that are late."""
+        while late := [each.id for each in self._late.values() if each.model is model]:
+            await self.unwritten[late[0]].wait(self.clock, 1e9)
 
     async def _put_down_later(self, operation: Operation, row: OperationRow, problem: StoreFailed) -> None:
         pause, ticket = 0.5, operation.ticket

@@ -94,7 +94,7 @@ class MemoryStore:
             )
             row.error, row.category = change.error, change.category
         model: ModelRow | None = self._tables[ModelRow].get(change.model_id)
-        if model is not None:
+        if row is not None and model is not None:
             model.watermark = max(model.watermark, change.watermark)
 
     def _seen(self, change: Seen) -> None:

@@ -112,7 +112,8 @@ def _add_outcome(ended: OperationRow | Finish, ready: Ready, files: BodyFiles) -
 
 def _finish(change: Finish, ready: Ready, files: BodyFiles) -> None:
     _add_outcome(change, ready, files)
-    ready.steps.append(_run(sql.ADVANCE, (change.watermark, change.model_id, change.watermark)))
+    values = (change.watermark, change.model_id, change.watermark, change.id)
+    ready.steps.append(_run(sql.ADVANCE, values))
 
 
 def _remove_operation(id: str, changing: Changing) -> None:

@@ -37,7 +37,10 @@ ADD_OUTCOME = """
     INSERT INTO outcomes (n, state, ended, form, error, category, result_file, result)
     SELECT n, ?, ?, ?, ?, ?, ?, ? FROM operations WHERE id = ?
 """
-ADVANCE = "UPDATE models SET watermark = ? WHERE id = ? AND watermark < ?"
+ADVANCE = """
+    UPDATE models SET watermark = ? WHERE id = ? AND watermark < ?
+    AND EXISTS (SELECT 1 FROM operations WHERE operations.id = ?)
+"""
 FILES_OF_OPERATION = """
     SELECT body_file, result_file FROM operations LEFT JOIN outcomes USING (n) WHERE id = ?
 """
