@@ -19,7 +19,7 @@ from tinkex import ServiceClient, types
 from tinkex.client.portal import portal
 from tinkex.client.rest import RestClient
 from tinkex.client.sampling import SamplingClient
-from tinkex.errors import ClientClosedError, InvalidArgumentError
+from tinkex.errors import AuthenticationError, ClientClosedError, InvalidArgumentError
 from tinkex.losses import numpy_loss
 from tinkex.net.transport import Request, Response
 from tinkex.testing.fake_service import FakeService
@@ -132,6 +132,37 @@ def test_numbers_of_a_sample_may_be_numpys() -> None:
                 "topk_prompt_logprobs": "all"}, {"num_samples": 1, "prompt_alt_tokens_k": -1}):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=list(bad)[-1]):
             sampler.sample(prompt, sampling_params=params, **bad)  # type: ignore[arg-type]
+
+
+def test_headers_of_ones_own_replace_ours_in_whatever_spelling() -> None:
+    seen: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        client = ServiceClient(
+            base_url=f"http://127.0.0.1:{port}", api_key="tml-x", telemetry=False,
+            default_headers_overrides={
+                "user-agent": "me", "x-api-key": "tml-other", "HOST": "gate.test", "X-Team": "a",
+            },
+        )  # fmt: skip
+        with pytest.raises(AuthenticationError):
+            await client.get_server_capabilities_async()
+        server.close()
+
+    asyncio.run(main())
+    lines = [line.partition(": ") for line in seen[0].splitlines()[1:] if line]
+    names = [name.lower() for name, _, _ in lines]
+    assert len(names) == len(set(names))
+    values = {name.lower(): value for name, _, value in lines}
+    assert [values[name] for name in ("user-agent", "x-api-key", "host", "x-team")] == [
+        "me", "tml-x", "gate.test", "a",
+    ]  # fmt: skip
 
 
 def test_what_is_sent_is_what_was_given_at_the_call() -> None:

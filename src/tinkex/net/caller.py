@@ -53,7 +53,7 @@ _MOST_NOTES = 100
 
 def _standing_headers(config: Config) -> dict[str, str]:
     machine = platform.machine().lower()
-    return {
+    standing = {
         "Accept": JSON,
         "Content-Type": JSON,
         "User-Agent": f"tinkex/{__version__} Python/{platform.python_version()}",
@@ -63,8 +63,10 @@ def _standing_headers(config: Config) -> dict[str, str]:
         "X-Stainless-Runtime": sys.implementation.name.replace("cpython", "CPython"),
         "X-Stainless-Runtime-Version": platform.python_version(),
         "X-Stainless-Async": "async:asyncio",
-        **config.headers,
     }
+    # In our spelling: a header that is there twice has no certain meaning.
+    ours = {name.lower(): name for name in (*standing, API_KEY, IDEMPOTENCY_KEY)}
+    return standing | {ours.get(name.lower(), name): value for name, value in config.headers.items()}
 
 
 class Caller:

@@ -240,12 +240,17 @@ class Http1Transport:
 
 
 def _head(request: Request, host: str, target: str) -> bytes:
-    lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: gzip, deflate"]
+    given = {name.lower() for name in request.headers}
+    lines = [f"{request.method} {target} HTTP/1.1"]
+    if "host" not in given:
+        lines.append(f"Host: {host}")
+    if "accept-encoding" not in given:
+        lines.append("Accept-Encoding: gzip, deflate")
     lines += [f"{name}: {value}" for name, value in request.headers.items()]
     if request.body is not None or request.method in ("POST", "PUT"):
         lines.append(f"Content-Length: {len(request.body or b'')}")
     text = "\r\n".join(lines)
-    if text.count("\n") != len(lines) + 1 or text.count("\r") != len(lines) + 1 or "\0" in text:
+    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1 or "\0" in text:
         raise unsendable(request)
     try:
         return f"{text}\r\n\r\n".encode("latin-1")
