@@ -112,6 +112,17 @@ MODELS: dict[str, tuple[str, Body, list[str]]] = {
         },
         ["inputs", "16"],
     ),
+    "a custom loss of two megabytes": (
+        "create_custom_loss",
+        lambda s, m, p: {
+            "session_id": s,
+            "custom_loss_seq_id": 0,
+            "name": "x" * (2 << 20),
+            "inputs": [{"name": "logprobs", "rank": 1}],
+            "graph": {"format": 1, "nodes": []},
+        },
+        ["1048576"],
+    ),
     "a huge custom loss number": (
         "create_custom_loss",
         lambda s, m, p: {

@@ -31,6 +31,8 @@ from .world import LiveModel, LiveSession
 
 log = logging.getLogger(__name__)
 TICKET = b'{"request_id":"%b","model_id":"%b"}'
+LARGEST_LOSS = 1 << 20
+"""Bytes of a custom loss: it is held for as long as its session lives."""
 
 
 def ticket_reply(id: str, model_id: str) -> Answer:
@@ -387,6 +389,8 @@ async def _custom_loss(ask: Ask) -> Answer:
             400,
             f"this session has {len(session.losses)} custom losses, the limit is {limits.custom_losses}",
         )
+    if len(ask.raw) > LARGEST_LOSS:
+        raise Problem(400, f"graph: a custom loss of {len(ask.raw)} bytes, the limit is {LARGEST_LOSS}")
     if not 1 <= len(body.inputs) <= 16:
         raise Problem(400, f"inputs: {len(body.inputs)} given, between 1 and 16 are allowed")
     now = service.clock.time()
