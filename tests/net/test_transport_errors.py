@@ -124,6 +124,21 @@ def test_a_second_answer_nobody_asked_for_is_not_mixed_into_the_first(kind: Any)
         assert "x-evil" not in answer.headers
 
 
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("end", [b"", b"4\r\nfa", b"0\r\n"], ids=["between", "within", "at the end"])
+def test_an_answer_in_pieces_that_is_cut_off_is_no_answer(kind: Any, end: bytes) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ntrue\r\n"
+    with pytest.raises(APIConnectionError):
+        exchange(kind(), whole + end, lambda port: Request("GET", f"http://127.0.0.1:{port}/", timeout=5))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_without_any_length_the_end_of_the_connection_is_the_end(kind: Any) -> None:
+    answer = b"HTTP/1.1 200 OK\r\n\r\ntrue"
+    (got,) = exchange(kind(), answer, lambda port: Request("GET", f"http://127.0.0.1:{port}/", timeout=5))
+    assert got.body == b"true"
+
+
 def test_a_connection_whose_answer_cannot_be_unpacked_is_closed() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\ntrue"
 

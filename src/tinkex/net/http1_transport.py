@@ -113,8 +113,9 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is gone."""
         self.closed = True
-        if self.status >= 200 and not self.complete and "content-length" not in self.headers and not error:
-            # Without a length, the end of the connection is the end of the answer.
+        told = "content-length" in self.headers or "transfer-encoding" in self.headers
+        if self.status >= 200 and not self.complete and not told and not error:
+            # Where the answer does not tell its own end, that of the connection is it.
             self.complete = True
             if self.waiter is not None and not self.waiter.done():
                 self.waiter.set_result(None)
