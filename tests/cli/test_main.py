@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +111,14 @@ def test_json_may_be_asked_for_anywhere(capsys: pytest.CaptureFixture[str], word
     done = run(capsys, *words)
     assert done.code == 0
     assert done.data["version"] == tinkex.__version__
+
+
+def test_letters_that_the_output_has_not_are_written_as_numbers(tmp_path: Path):
+    place = ("--state", str(tmp_path))
+    key = spawn("keys", "add", "ann", "-q", *place).out.strip()
+    done = spawn("keys", "list", *place, environ={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+    assert f"\\u2026{key[-4:]}" in done.out
 
 
 def test_quiet_says_only_what_matters(capsys: pytest.CaptureFixture[str]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -105,6 +106,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code: 0 done, 1 failed, 2 not understood, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _write_anything()
     out = Output(_mode(given))
     try:
         code = _run(given, out)
@@ -125,6 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         out.end()
+
+
+def _write_anything() -> None:
+    """Have a letter that stdout's encoding lacks written as its number, as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(given: list[str], out: Output) -> int:
