@@ -132,6 +132,15 @@ def test_a_folder_is_linked_to_under_a_name(cli: Command, tmp_path: Path, shelf:
     assert folder.is_dir()  # only the link is replaced
 
 
+def test_a_name_that_others_begin_with_is_not_taken(cli: Command, tmp_path: Path, shelf: Path):
+    folder = make_tiny_model(tmp_path / "mine")
+    assert cli("models", "add", str(folder), "--name", "org/own").code == 0
+    done = cli("models", "add", str(folder), "--name", "org", "--force", "--json")
+    assert done.code == 1
+    assert "holds other models (org/own, …)" in done.problem["error"]
+    assert (shelf / "org" / "own").is_symlink()
+
+
 def test_the_first_named_shelf_is_where_models_are_added(
     cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import InvalidArgumentError
 
-__all__ = ["EMBEDDED", "check", "expanded", "home", "is_path", "known", "resolve", "shelves"]
+__all__ = ["EMBEDDED", "check", "expanded", "home", "is_model", "is_path", "known", "resolve", "shelves"]
 
 EMBEDDED = Path(__file__).parent
 """Where the models of the package itself are, one folder each."""

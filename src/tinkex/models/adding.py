@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import InvalidArgumentError, TinkerError
-from . import check, expanded, home, is_path
+from . import check, expanded, home, is_model, is_path
 from .fetching import Pinned, Progress, fetch
 from .package_index import Indexes, configured, file_address
 
@@ -107,6 +107,11 @@ class _Target:
                 "give another with --name"
             )
         self.name, self.folder, self.downloads = name, shelf / name, shelf / ".downloads"
+        inside = [] if is_model(self.folder) else sorted(self.folder.glob("*/config.json"))
+        if inside:
+            raise InvalidArgumentError(
+                f"{self.folder} holds other models ({name}/{inside[0].parent.name}, …); give another --name"
+            )
         if os.path.lexists(self.folder) and not force:
             raise InvalidArgumentError(
                 f"there is a model {name!r} already ({self.folder}); pass --force to replace it, "
