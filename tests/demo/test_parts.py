@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from tinkex.cli import demo
+from tinkex.cli.output import Output
 from tinkex.demo import pirate, rl_loop, sft_loop
 from tinkex.demo.curves import chart
 from tinkex.demo.lessons import Lesson, Plan, Shown, _sums
@@ -162,6 +164,19 @@ def test_on_a_terminal_the_curve_is_drawn_over(monkeypatch: pytest.MonkeyPatch):
     assert "step 2/2   reward 1.000" in second
     assert all(len(line) < 50 + len("\x1b[K") for line in second.splitlines())
     assert "█" * 20 in second
+
+
+@pytest.mark.parametrize(("terminal", "drawn"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_cannot_draw_gets_lines(
+    terminal: str, drawn: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TERM", terminal)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    screen = demo._screen(Output("table", stream))
+    screen.begin("T", "reward", 1, 1.0)
+    screen.point(0.5)
+    assert ("\x1b" in stream.getvalue()) == drawn
 
 
 def test_the_figures_are_said_with_their_intervals():

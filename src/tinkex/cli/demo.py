@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -128,7 +129,7 @@ def _screen(out: Output) -> Any:
 
     if out.mode != "table":
         return Screen(io.StringIO(), live=False)
-    return Screen(out.stdout, live=out.stdout.isatty())
+    return Screen(out.stdout, live=out.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def _code(tasks: list[Task], out: Output) -> int:
