@@ -18,7 +18,7 @@ import pytest
 
 from tinkex.engine.messages import Export, ExportSaved, LoadState, OptimStep, SaveSampler, SaveState
 from tinkex.server.readiness import READY_PAGE, ready_page
-from tinkex.server.records import CheckpointRow, OperationRow
+from tinkex.server.records import CheckpointRow, ModelRow, OperationRow
 from tinkex.server.sample_journal import SampleJournal
 from tinkex.server.store import Change, Finish, Put, StoreFailed
 from tinkex.testing import noop_operations
@@ -235,6 +235,35 @@ async def test_no_end_is_known_while_one_before_it_could_not_be_written(
     for ticket in tickets:
         await ann.done(ticket)
     assert state_of(server.engine) == before
+
+
+@running(options={"snapshot_steps": 1})
+async def test_no_snapshot_is_known_before_its_last_operation_though_its_model_is_written(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    model = await ann.model()
+    path = (await ann.done(await ann.save(model, 1, "a")))["path"]
+    write, full = server.store.write, [True]
+
+    async def broken(*changes: Change) -> None:
+        ends = [each.id for each in changes if isinstance(each, Finish)]
+        if ends and (full or ends != [f"{model}:2"]):
+            raise StoreFailed("no room")
+        await write(*changes)
+
+    monkeypatch.setattr(server.store, "write", broken)
+    tickets = [await ann.load(model, 2, path), await ann.train(model, 3), await ann.step(model, 4)]
+    await server.settle()
+    before = server.engine.models[model]
+    assert before.steps == 1
+    full.clear()
+    await server.wait(1)
+    assert (await server.store.get(ModelRow, model)).watermark == 2
+    await server.restart()
+    for ticket in tickets:
+        await ann.done(ticket)
+    assert server.engine.models[model] == before
 
 
 @pytest.mark.parametrize("soon", [True, False])

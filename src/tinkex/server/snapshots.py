@@ -39,7 +39,7 @@ class Snapshots:
         self.under_way = 0
         """How many the engine is writing."""
         self._taken: list[tuple[LiveModel, int]] = []
-        """(model, operation of the snapshot before) of those to be written down."""
+        """(model, operation) of those to be written down."""
 
     def after(self, passes: Sequence[Operation], others: Sequence[Operation]) -> None:
         """Snapshot models whose passes have become large without a step to end them."""
@@ -74,7 +74,7 @@ class Snapshots:
 
     def take(self, model: LiveModel, seq: int) -> None:
         """Have the engine write the model as it is after this operation; then older bodies can go."""
-        room, row = self._room, model.row
+        room = self._room
         folder = self._service.folders.snapshot(model.id, seq)
         model.steps_since = model.bytes_since = 0
         model.snapshot_at = self._service.clock.monotonic()
@@ -86,8 +86,7 @@ class Snapshots:
                     log.error("model %s could not be snapshotted: %s", model.id, answer.text)
                     self._later(model)
                 return
-            old, row.snapshot = row.snapshot, seq
-            self._taken.append((model, old))
+            self._taken.append((model, seq))
             self._write_soon()
 
         name = room.next_name()
@@ -119,9 +118,18 @@ class Snapshots:
         return bool(self._taken)
 
     def taken(self, but: Set[str]) -> list[tuple[LiveModel, int]]:
-        """Those to be written down now, but for these models'."""
-        found = [each for each in self._taken if each[0].id not in but]
-        self._taken = [each for each in self._taken if each[0].id in but]
+        """(model, operation of the snapshot before) of those to be written down now, but for these models'.
+
+        From now on they are their models' own, not before: whatever else writes a model down must not make
+        a snapshot known whose last operation is not.
+        """
+        waiting, self._taken, found = self._taken, [], []
+        for model, seq in waiting:
+            if model.id in but:
+                self._taken.append((model, seq))
+            else:
+                found.append((model, model.row.snapshot))
+                model.row.snapshot = seq
         return found
 
     @staticmethod
