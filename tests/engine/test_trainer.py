@@ -338,6 +338,23 @@ def test_a_part_that_breaks_while_it_is_laid_out_fails_alone(base, monkeypatch):
     assert isinstance(results[1], PartResult)
 
 
+@pytest.mark.parametrize("masked", [1, 15])
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
+def test_a_token_without_advantage_adds_nothing_whatever_its_logprob(base, loss, masked):
+    adapter = filled_adapter(base, 4)
+    found = []
+    for given in (0.0, -999.0):
+        data = make_data([30], loss=loss)
+        data[0].inputs["advantages"][:masked] = 0
+        data[0].inputs["logprobs"][:masked] = given
+        state, result = run_one(base, adapter, data, loss)
+        (forward,) = Trainer(base).run([(TrainState(adapter), part(data, loss, forward_only=True))])
+        found.append((state.grads.flat, result.metrics["loss:sum"], forward.metrics["loss:sum"]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+    assert found[0][1] == pytest.approx(found[0][2], rel=1e-5)
+
+
 def test_weights_that_are_all_zero_give_logprobs_and_a_zero_gradient(base):
     data = make_data([5, 3])
     zeros = [Datum(d.tokens, d.inputs | {"weights": np.zeros(len(d.tokens), np.float32)}) for d in data]

@@ -62,18 +62,18 @@ def cross_entropy(lp: torch.Tensor, inputs: Inputs, _: Settings) -> Values:
 
 def importance_sampling(lp: torch.Tensor, inputs: Inputs, _: Settings) -> Values:
     """`-rho * A`."""
-    value = -(torch.exp(lp - inputs["logprobs"]) * inputs["advantages"])
+    value = -(_ratio(lp, inputs) * inputs["advantages"])
     return value, value
 
 
 def ppo(lp: torch.Tensor, inputs: Inputs, settings: Settings) -> Values:
     """`-min(rho * A, clip(rho) * A)`."""
-    return _clipped(torch.exp(lp - inputs["logprobs"]), inputs, settings)
+    return _clipped(_ratio(lp, inputs), inputs, settings)
 
 
 def cispo(lp: torch.Tensor, inputs: Inputs, settings: Settings) -> Values:
     """`-sg(clip(rho)) * lp * A`, sg meaning that no gradient flows through the ratio."""
-    slope = -(_clip(torch.exp(lp - inputs["logprobs"]), inputs, settings) * inputs["advantages"])
+    slope = -(_clip(_ratio(lp, inputs), inputs, settings) * inputs["advantages"])
     return slope * lp, slope
 
 
@@ -89,6 +89,11 @@ def gspo(lp: torch.Tensor, inputs: Inputs, settings: Settings) -> Values:
     mask = inputs["sequence_ratio_mask"]
     mean = ((lp - inputs["logprobs"]) * mask).sum() / mask.sum().clamp_min(1)
     return _clipped(torch.exp(mean).expand_as(lp), inputs, settings)
+
+
+def _ratio(lp: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    # A token without advantage adds nothing, whatever stands in its place for q: inf times 0 would.
+    return torch.exp((lp - inputs["logprobs"]).masked_fill_(inputs["advantages"] == 0, 0.0))
 
 
 def _clip(ratio: torch.Tensor, inputs: Inputs, settings: Settings) -> torch.Tensor:
