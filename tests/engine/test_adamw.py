@@ -62,6 +62,20 @@ def test_what_makes_no_sense_is_refused_by_name(values, text):
         AdamParams.given(values)
 
 
+def test_without_eps_what_has_no_gradient_stays_and_the_rest_follows_torch():
+    weights, grads = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.5, -2.0])
+    wanted = torch.nn.Parameter(weights[1:].clone())
+    torch_step = torch.optim.AdamW([wanted], lr=0.1, betas=(0.9, 0.95), eps=0.0, weight_decay=0.0)
+    wanted.grad = grads[1:].clone()
+    torch_step.step()
+    state = AdamState.zeros_like(weights)
+    take_step(
+        weights, grads, global_norm(grads), state, AdamParams.given({"eps": 0.0, "learning_rate": 0.1})
+    )
+    assert weights[0] == 1.0
+    assert torch.allclose(weights[1:], wanted.detach())
+
+
 def test_clipping_only_ever_shrinks():
     assert shrinkage(5.0, 10.0) == 1.0
     assert shrinkage(5.0, 0.0) == shrinkage(5.0, -1.0) == 1.0

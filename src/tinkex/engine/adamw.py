@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .faults import UserFault
 from .gpu import kernels_at_hand
+
+_SMALLEST_EPS = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class AdamParams:
         for key in ("beta1", "beta2"):
             if not 0 <= getattr(params, key) < 1:
                 raise UserFault(f"{key} must be in [0, 1), got {getattr(params, key)}")
-        return params
+        # Weights that never had a gradient (all of A at first) would become 0 / 0, and the model be lost.
+        return replace(params, eps=max(params.eps, _SMALLEST_EPS))
 
 
 @dataclass(slots=True)
