@@ -207,6 +207,14 @@ def check_variable(variable: str) -> None:
         assert variable in variables(), f"nothing reads {variable}"
 
 
+def test_every_variable_that_is_read_is_on_a_page():
+    read = re.compile(r"""(?:env(?:iron)?\.get\(|environ\[|_is_on\(env, )"(TINK(?:ER|EX)_[A-Z_]+)\"""")
+    found = {each for path in (ROOT / "src").rglob("*.py") for each in read.findall(path.read_text())}
+    assert {"TINKER_API_KEY", "TINKEX_OFFLINE", "TINKEX_CACHE"} <= found
+    text = "".join(page.read_text() for page in PAGES)
+    assert {each for each in found if f"`{each}" not in text} == set()
+
+
 @pytest.mark.parametrize(
     "line",
     [
