@@ -17,6 +17,7 @@ from tinkex.client.rest import RestClient
 from tinkex.client.retry_config import RetryConfig
 from tinkex.errors import (
     APIConnectionError,
+    ClientClosedError,
     ConflictError,
     InternalServerError,
     NotFoundError,
@@ -241,6 +242,17 @@ def test_a_sampler_tries_again_on_what_it_is_told_to(
     else:
         work.result(WAIT)
     assert len(fake.calls_to("asample")) == tries
+
+
+def test_a_closed_client_is_not_tried_again_whatever_the_rules() -> None:
+    party = Everyone(RetryConfig(retryable_exceptions=(Exception,)))
+    tries: list[Any] = []
+    party.service.on_event(lambda event: tries.append(event) if event.kind == "retry" else None)
+    party.service.close().result(WAIT)
+    with pytest.raises(ClientClosedError):
+        party.sampler.sample(PROMPT, 1, SHORT).result(WAIT)
+    assert party.service.holder.connection.hooks.flush()
+    assert tries == []
 
 
 def test_a_retry_config_can_be_changed_and_hashed() -> None:

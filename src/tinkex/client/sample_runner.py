@@ -17,6 +17,7 @@ import msgspec
 from ..errors import (
     APIConnectionError,
     APIStatusError,
+    ClientClosedError,
     PromiseExpiredError,
     RateLimitError,
     RequestFailedError,
@@ -135,8 +136,8 @@ class SampleRunner:
         self, error: Exception, config: RetryConfig, attempt: int, elapsed: float
     ) -> float | None:
         """Seconds until a sample that failed is submitted anew; None if it has failed for good."""
-        # Connections were tried again where they failed, for as long as they may be.
-        if not config.enable_retry_logic or isinstance(error, APIConnectionError):
+        # Connections were tried again where they failed, for as long as they may be; a closed client stays so.
+        if not config.enable_retry_logic or isinstance(error, (APIConnectionError, ClientClosedError)):
             return None
         chance = self.session.connection.clock.random()
         delay = config.wait(attempt, chance)
