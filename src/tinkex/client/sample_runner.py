@@ -136,7 +136,7 @@ class SampleRunner:
         self, error: Exception, config: RetryConfig, attempt: int, elapsed: float
     ) -> float | None:
         """Seconds until a sample that failed is submitted anew; None if it has failed for good."""
-        # Connections were tried again where they failed, for as long as they may be; a closed client stays so.
+        # Connections were tried again where they failed; a closed client stays closed.
         if not config.enable_retry_logic or isinstance(error, (APIConnectionError, ClientClosedError)):
             return None
         chance = self.session.connection.clock.random()
