@@ -1,6 +1,7 @@
 """The engine on a GPU beside transformers + PEFT, random weights at Qwen3's shapes, in one run.
 
     python bench/engine_gpu.py [--shape 8b|1.7b|0.6b] [--no-baseline] [--only train sample loop] [--json F]
+    python bench/engine_gpu.py --profile    where the time goes in training and decoding
 
 Everything of ours goes through the engine's messages; LoRA is on attention, MLP and unembedding, rank 32
 unless said. Training is forward + backward + optimizer step; times are medians of wall time around a device
@@ -407,6 +408,51 @@ def baseline(model: Any, compiled: bool) -> Figures:
     return found
 
 
+def profile(base: BaseModel) -> None:
+    """What takes the device's time in training steps of one and of eight adapters, and in decode steps."""
+    ours = Ours(base, 16)
+    equal = data_of([LENGTH] * ROWS, base.vocab_size)
+    parts = {}
+    for i, rank in enumerate(MIXED_RANKS):
+        ours.create(f"mixed {i}", rank)
+        parts[f"mixed {i}"] = equal[i : i + 1]
+    ours.create("one")
+    _profiled("a training step", lambda: ours.train({"one": equal}))
+    _profiled("a training step of 8 adapters", lambda: ours.train(parts))
+    version = ours.freeze("one")
+    for rows in (1, 64, 256):
+        ours.decode([version], rows)
+        for _ in range(rows):
+            ours.ask(version)
+        for _ in range(NEW // 2):
+            ours.engine.step()
+        _profiled(
+            f"16 decode steps of {rows} rows", lambda: [ours.engine.step() for _ in range(16)], warm=0
+        )
+        drain(ours.engine)
+
+
+def _profiled(title: str, work: Callable[[], object], warm: int = 2) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    for _ in range(warm):
+        work()
+    torch.cuda.synchronize()
+    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        started = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        taken = time.perf_counter() - started
+    rows = [event for event in seen.key_averages() if event.self_device_time_total > 0]
+    rows.sort(key=lambda event: -event.self_device_time_total)
+    kernels = [event for event in rows if str(event.device_type).endswith("CUDA")]
+    busy = sum(event.self_device_time_total for event in kernels) / 1e3
+    print(f"\n{title}: {1e3 * taken:.1f} ms, kernels {busy:.1f} ms")
+    for event in kernels[:18]:
+        print(f"{event.self_device_time_total / 1e3:9.2f} ms {event.count:6}  {event.key[:90]}")
+
+
 def shares(ours: Figures, weights: int, flops: float, bandwidth: float) -> Figures:
     """How much of the chip's limits is used, in percent."""
     found: Figures = {}
@@ -426,12 +472,16 @@ def main() -> None:
     parser.add_argument("--no-baseline", action="store_true")
     parser.add_argument("--only", nargs="+", choices=("train", "sample", "loop"))
     parser.add_argument("--json")
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "shape", options.shape, flush=True)
     flops, bandwidth = limits()
     print(f"limits measured: {flops:.0f} TFLOP/s, {bandwidth:.2f} TB/s", flush=True)
     tables: dict[str, Figures] = {"tinkex": {}}
     base = BaseModel(random_model(options.shape))
+    if options.profile:
+        profile(base)
+        return
     weights = sum(site.inner * site.outer for site in base.sites)
     for name, part in (("train", training), ("sample", sampling), ("loop", rl_loop)):
         if options.only is None or name in options.only:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-_TOKENS = 64
+_TOKENS, _WARPS, _STAGES = 64, 2, 2
 
 
 @triton.jit
@@ -86,6 +86,10 @@ def decode_attention(
     block_size: int,
     scaling: float,
     window: int | None,
+    *,
+    tokens: int = _TOKENS,
+    warps: int = _WARPS,
+    stages: int = _STAGES,
 ) -> torch.Tensor:
     """What each row's token sees: places `block * size + offset` of the pool, up to its own position."""
     rows, heads, size = q_rhd.shape
@@ -93,7 +97,7 @@ def decode_attention(
     width = blocks_rw.shape[1]
     parts = 1
     # One program a row and head leaves most of the device idle when rows are few and contexts long.
-    while parts < 16 and rows * kv_heads * parts < 256 and width * block_size > 4 * _TOKENS * parts:
+    while parts < 16 and rows * kv_heads * parts < 256 and width * block_size > 4 * tokens * parts:
         parts *= 2
     out = torch.empty_like(q_rhd)
     shape = (rows, kv_heads, parts, 16)
@@ -103,8 +107,8 @@ def decode_attention(
     _attend[(rows, kv_heads, parts)](
         q_rhd, k_pkd, v_pkd, blocks_rw, positions_r, out, room, stats,
         width, scaling, window or 0, k_pkd.stride(0),
-        **constants, BLOCK=block_size, TOKENS=_TOKENS, WINDOWED=window is not None,
-        num_warps=2, num_stages=2,
+        **constants, BLOCK=block_size, TOKENS=tokens, WINDOWED=window is not None,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:
         _join[(rows, heads)](room, stats, out, **constants, num_warps=1)
