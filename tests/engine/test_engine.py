@@ -28,6 +28,7 @@ from tinkex.engine.messages import (
     LoadState,
     OptimStep,
     PartFailure,
+    PartResult,
     Sample,
     SamplingParams,
     SaveSampler,
@@ -306,6 +307,37 @@ def test_parts_of_a_joined_call_fail_alone(trial):
     assert isinstance(found[3], PartFailure)
 
 
+def test_joined_models_that_do_not_fit_side_by_side_are_trained_one_after_the_other(base, tmp_path):
+    def run(**options):
+        with Trial(base, **options) as trial:
+            names = ["a", "b", "c"]
+            for i, name in enumerate(names):
+                trial.create(name, seed=i)
+            found = trial.train("a", "b", "nobody", "a", "c")
+            for name in names:
+                trial.step(name)
+            return [part.metrics["loss:sum"] for part in found if isinstance(part, PartResult)], found[2]
+
+    wanted, _ = run()
+    assert len(wanted) == 4
+    found, unknown = run(device_bytes=1, host_bytes=1, folder=tmp_path)
+    assert found == pytest.approx(wanted, rel=1e-6)
+    assert "no model 'nobody'" in unknown.text
+
+
+def test_a_cold_model_that_cannot_be_read_fails_its_part_alone(base, tmp_path):
+    with Trial(base, device_bytes=1, host_bytes=1, folder=tmp_path) as trial:
+        for i, name in enumerate("abc"):
+            trial.create(name, seed=i)
+        (lost,) = (tmp_path / "states").glob("61/*.safetensors")
+        lost.write_bytes(b"what the disk has made of it")
+        found = trial.train("b", "a", "c")
+        assert found[1].category == "server"
+        assert "cannot be read" in found[1].text
+        assert isinstance(found[0], PartResult)
+        assert isinstance(found[2], PartResult)
+
+
 @pytest.mark.parametrize(
     ("kind", "args", "text"),
     [
@@ -573,7 +605,9 @@ def test_an_operation_that_breaks_fails_alone(trial, monkeypatch, error, text):
                 trial.train("m")
     with monkeypatch.context() as patched:
         patched.setattr(trial.engine.sampler.runner, "run", broken)
-        with pytest.raises(CallFailed, match="sampling failed") as caught:
+        memory = isinstance(error, torch.OutOfMemoryError)
+        what = "sampling does not fit the device's memory" if memory else "sampling failed"
+        with pytest.raises(CallFailed, match=what) as caught:
             trial.sample("")
         assert caught.value.category == "server"
     assert len(trial.sample("")) == 1

@@ -101,3 +101,43 @@ def test_without_a_folder_nothing_is_lost(base):
     for name in "ab":
         pool.add(name, TrainState(filled_adapter(base, 4)))
     assert pool.where("a") == pool.where("b") == "device"
+
+
+class Luggage:
+    """An item that may refuse to move."""
+
+    stuck = False
+
+    def move(self, device):
+        if self.stuck and device != "cpu":
+            raise torch.OutOfMemoryError("no memory left")
+
+    def nbytes(self):
+        return 10
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["host", "disk"])
+def test_what_the_device_has_no_room_for_is_not_lost(tmp_path, folder):
+    items = {name: Luggage() for name in "ab"}
+
+    def write(path, item):
+        path.mkdir()
+        (path / next(name for name in items if items[name] is item)).touch()
+
+    pool = AdapterPool(
+        "meta",
+        device_bytes=15,
+        host_bytes=0 if folder else None,
+        folder=tmp_path,
+        write=write,
+        read=lambda path: items[next(path.iterdir()).name],
+    )
+    for name, item in items.items():
+        pool.add(name, item)
+    assert pool.where("a") == ("disk" if folder else "host")
+    items["a"].stuck = True
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.get("a")
+    items["a"].stuck = False
+    assert pool.get("a") is items["a"]
+    assert pool.where("a") == "device"

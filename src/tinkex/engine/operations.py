@@ -7,7 +7,8 @@ known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import logging
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .adapters import Adapter
 from .background import BackgroundWriter
 from .base_model import BaseModel
 from .checkpoints import StateCopy, load_sampler, load_state, save_state
-from .faults import UserFault
+from .faults import EngineFault, UserFault
 from .kill_points import reach
 from .messages import (
     Answer,
@@ -44,6 +45,7 @@ from .sampler_weights import SamplerWeights
 from .tensor_files import in_words
 from .trainer import Trainer, TrainState
 
+log = logging.getLogger(__name__)
 Work = Generator[None, None, Answer | None]
 """Ends with the answer, or with None where it comes later."""
 OPTIMIZERS = ("adamw",)
@@ -141,14 +143,36 @@ class Operations:
     def _train(self, message: Train) -> Work:
         if not message.parts:
             raise UserFault("a pass needs at least one part")
-        names = list(dict.fromkeys(part.model for part in message.parts if part.model in self.pool))
-        held = dict(zip(names, self.pool.use(names), strict=True))
-        parts = [(held[part.model], part) for part in message.parts if part.model in held]
-        results = iter((yield from self.trainer.by_micro_batch(parts))) if parts else iter(())
-        answers: list[PartResult | PartFailure] = [
-            next(results) if part.model in held else self._unknown(part) for part in message.parts
-        ]
+        answers = yield from self._pass(message.parts)
         return TrainDone(self.epoch, message.request_id, tuple(answers))
+
+    def _pass(self, parts: Sequence[TrainPart]) -> Generator[None, None, list[PartResult | PartFailure]]:
+        """Train parts as one; where their models do not fit side by side, some after the others."""
+        names = list(dict.fromkeys(part.model for part in parts if part.model in self.pool))
+        held: dict[str, TrainState] = {}
+        lost: PartFailure | None = None
+        try:
+            held = dict(zip(names, self.pool.use(names), strict=True))
+        except Exception as error:
+            lost = self._lost(names, error)
+        if lost is not None and len(names) > 1:
+            early = set(names[: len(names) // 2])
+            first = iter((yield from self._pass([part for part in parts if part.model in early])))
+            rest = iter((yield from self._pass([part for part in parts if part.model not in early])))
+            return [next(first if part.model in early else rest) for part in parts]
+        if lost is not None:
+            return [lost if part.model in names else self._unknown(part) for part in parts]
+        given = [(held[part.model], part) for part in parts if part.model in held]
+        results = iter((yield from self.trainer.by_micro_batch(given))) if given else iter(())
+        return [next(results) if part.model in held else self._unknown(part) for part in parts]
+
+    def _lost(self, names: list[str], error: Exception) -> PartFailure:
+        """Why models could not be brought to the device."""
+        log.warning("%s cannot be brought to the device: %r", ", ".join(names), error)
+        fault = in_words(error) or error
+        if isinstance(fault, EngineFault):
+            return PartFailure(fault.category, str(fault))
+        return PartFailure("server", f"{type(error).__name__}: {error}")
 
     def _unknown(self, part: TrainPart) -> PartFailure:
         return PartFailure("user", f"no model {part.model!r} here: create or load it first")

@@ -103,17 +103,22 @@ class AdapterPool(Generic[Item]):
         if name in items:
             items.move_to_end(name)
             return items[name]
-        if name in self._tiers["host"]:
-            item = self._tiers["host"].pop(name)
+        cold = self._tiers["host"].get(name)
+        if cold is not None:
+            item = cold
         elif name in self._disk:
             assert self.read is not None
             item = self.read(self._path(name))
-            self._disk.discard(name)
-            _remove(self._path(name))
         else:
             raise KeyError(name)
+        # Forgotten where it was only once it is here: the device may have no room.
         item.move(self.device)
         items[name] = item
+        if cold is not None:
+            del self._tiers["host"][name]
+        else:
+            self._disk.discard(name)
+            _remove(self._path(name))
         return item
 
     def _shrink(self, keep: set[str]) -> None:
