@@ -141,3 +141,13 @@ def test_what_the_device_has_no_room_for_is_not_lost(tmp_path, folder):
     items["a"].stuck = False
     assert pool.get("a") is items["a"]
     assert pool.where("a") == "device"
+
+
+def test_what_cannot_be_put_on_the_device_replaces_nothing():
+    pool = AdapterPool("meta", device_bytes=15)
+    old, new = Luggage(), Luggage()
+    pool.add("a", old)
+    new.stuck = True
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.add("a", new)
+    assert pool.get("a") is old

@@ -74,8 +74,8 @@ class AdapterPool(Generic[Item]):
 
     def add(self, name: str, item: Item) -> None:
         """Put an item on the device, in place of one of the same name."""
-        self.drop(name)
         item.move(self.device)
+        self.drop(name)
         self._tiers["device"][name] = item
         self._shrink(keep={name})
 
