@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.matrix.serving import Served
+from tinkex.cli import train as train_command
 from tinkex.cli.training_settings import Settings
 from tinkex.testing import make_tiny_model
 
@@ -224,6 +228,24 @@ def test_who_interrupts_a_run_right_after_a_save_keeps_that_save(
     saved = [each["step"] for each in lines(folder / "checkpoints.jsonl")]
     assert saved == list(range(1, len(lines(folder / "metrics.jsonl")) + 1))
     assert f"Stopped after step {saved[-1]} and saved." in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_an_interrupted_run_leaves_whole_lines(
+    real: Command, served: Served, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = itertools.count()
+    monkeypatch.setattr(train_command, "stop_on_signals", lambda out: nullcontext(lambda: next(asked) > 2))
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert real("train", str(data), "--log-path", str(tmp_path / "run"), *SMALL).code == 130
+    shown = [line.rpartition("\r")[2] for line in screen.getvalue().strip().split("\n")]
+    assert [line.split()[0] for line in shown] == [f"{served.model}:", "saved", "Stopped"]
 
 
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(

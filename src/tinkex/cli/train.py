@@ -213,6 +213,7 @@ def _run(
                 if seen.checkpoint is not None:
                     paths = seen.checkpoint
                     folder.checkpoint(paths)
+                    line.clear()
                     say(f"saved {paths['sampler_path']}")
         except TinkerError as error:
             failed = told(error)
