@@ -167,6 +167,37 @@ async def test_a_save_that_was_acknowledged_is_there_once_and_not_made_again(ser
     assert [each["tinker_path"] for each in found["checkpoints"]] == [path]
 
 
+@running()
+async def test_a_checkpoint_changed_while_it_is_saved_over_is_the_new_one(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    ann = server.ann
+    model = await ann.model()
+    path = (await ann.done(await ann.save(model, 1, "a")))["path"]
+    get, gate = server.store.get, asyncio.Event()
+
+    async def slow(kind: type, id: str) -> object:
+        found = await get(kind, id)
+        if kind is CheckpointRow:
+            await gate.wait()
+        return found
+
+    await ann.done(await ann.step(model, 2))
+    server.engine.hold(SaveState)
+    save = await ann.save(model, 3, "a", overwrite=True)
+    monkeypatch.setattr(server.store, "get", slow)
+    names = {"training_run_id": model, "checkpoint_id": "weights/a"}
+    changing = asyncio.ensure_future(ann("publish_checkpoint", **names))
+    await server.settle()
+    server.engine.release()
+    await server.settle()
+    gate.set()
+    assert (await changing).status == 200
+    await ann.done(save)
+    await server.settle()
+    assert await saved_at(server, path) == (state_of(server.engine).weights, ["a-3"])
+
+
 @pytest.mark.parametrize("what", ["engine", "server"])
 def test_a_path_saved_twice_holds_one_or_the_other_whole_whenever_somebody_dies(what: str, tmp_path: Path):
     async def work(ann: Client, session: str) -> list[str]:

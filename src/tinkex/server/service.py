@@ -338,7 +338,10 @@ class Service(Writes):
                 self.usage.add(self, operation.model, "training", operation.work.tokens)
                 self.metrics.tokens["trained"] += operation.work.tokens
         reach("operation: before its end is written")
-        await self.keep(*changes, *also)
+        # Whoever changes a checkpoint that is saved over must not write back the one before it.
+        over = [each.owner for each, _ in ended if each.work.saves in each.model.saved]
+        async with self.turns.all_of(over):
+            await self.keep(*changes, *also)
         reach("operation: after its end is written")
         for operation, outcome in ended:
             self._ended(operation, outcome, now)

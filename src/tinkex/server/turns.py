@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
 __all__ = ["Turns"]
@@ -20,3 +22,11 @@ class Turns:
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
+
+    @asynccontextmanager
+    async def all_of(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Hold the locks of all these names; always in the same order, so that nobody waits in a circle."""
+        async with AsyncExitStack() as held:
+            for name in sorted(set(names)):
+                await held.enter_async_context(self.of(name))
+            yield
