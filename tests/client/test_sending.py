@@ -165,6 +165,22 @@ def test_headers_of_ones_own_replace_ours_in_whatever_spelling() -> None:
     ]  # fmt: skip
 
 
+def test_large_batches_have_more_time_to_be_sent() -> None:
+    rig = Rig(config=types.ClientConfigResponse(fwdbwd_max_chunk_bytes_count=2**20))
+    trainer = rig.trainer()
+    size = 2**18
+    large = types.Datum(types.ModelInput.from_ints([1]), {"weights": np.zeros(size, np.float32)})
+    trainer.forward_backward([large] * 4, "cross_entropy").exception(WAIT)
+    trainer.optim_step(types.AdamParams(learning_rate=1e-4)).result(WAIT)
+    limits = [float(call.headers["x-stainless-read-timeout"]) for call in rig.service.calls]
+    routes = [call.route for call in rig.service.calls]
+    large_ones = [limit for limit, name in zip(limits, routes, strict=True) if name == "forward_backward"]
+    assert len(large_ones) == 4
+    assert min(large_ones) >= 61.0
+    assert max(large_ones) >= 63.0, "three are sent together"
+    assert limits[routes.index("optim_step")] == 60.0
+
+
 def test_what_is_sent_is_what_was_given_at_the_call() -> None:
     rig = Rig()
     trainer = rig.trainer()

@@ -33,6 +33,7 @@ __all__ = ["ModelLine"]
 T = TypeVar("T")
 
 _PASS = route("forward_backward")
+_SLOW_LINE = 2**20  # bytes a second
 
 
 class ModelLine:
@@ -158,7 +159,9 @@ class ModelLine:
             if squeeze:
                 headers["Content-Encoding"] = "zstd"
                 payload = await asyncio.to_thread(compress, payload)
-            ticket, seconds = await self._submit(_PASS, payload, headers)
+            # What is under way shares the line to the server: a slow one needs its time for all of it.
+            more = -(-connection.shared.training_bytes.inside // _SLOW_LINE)
+            ticket, seconds = await self._submit(_PASS, payload, headers, connection.config.timeout + more)
         body.release()
         connection.hooks.emit("chunk", "forward_backward", seq_id=number, datums=body.datums)
         wait = wait_for_result(
@@ -175,12 +178,16 @@ class ModelLine:
             _drop(waits)
 
     async def _submit(
-        self, origin: Route, body: bytes | memoryview, headers: Mapping[str, str] | None = None
+        self,
+        origin: Route,
+        body: bytes | memoryview,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> tuple[UntypedAPIFuture, float]:
         connection = self.session.connection
         started = connection.clock.monotonic()
         ticket: UntypedAPIFuture = await connection.caller.read(
-            UntypedAPIFuture, origin, body, headers=headers
+            UntypedAPIFuture, origin, body, headers=headers, timeout=timeout
         )
         return ticket, connection.clock.monotonic() - started
 
