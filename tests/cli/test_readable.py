@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tinkex import errors
 from tinkex.cli.advice import reason, told
 from tinkex.cli.conversation import harmless
-from tinkex.cli.output import Output
+from tinkex.cli.output import CommandError, Output
 from tinkex.cli.progress import ProgressLine
 from tinkex.cli.reaching import config_of
 from tinkex.cli.readable import ago, duration, plural, size
@@ -76,6 +77,27 @@ def test_a_line_is_written_over_and_leaves_nothing():
         line.show("left out")  # too soon after the last
         line.show("short", now=True)
     assert screen.getvalue() == "\ra long one\rshort     \r     \r"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: out.line("said"),
+        lambda out: out.aside("said"),
+        lambda out: out.warn("said"),
+        lambda out: out.error(CommandError("said")),
+    ],
+)
+def test_other_lines_are_not_written_behind_it(write: Callable[[Output], None]):
+    screen = Terminal()
+    out = Output("table", screen, screen)
+    with ProgressLine(out) as line:
+        line.show("half way", now=True)
+        write(out)
+        line.show("done", now=True)
+    write(out)
+    shown = [each.rpartition("\r")[2] for each in screen.getvalue().split("\n")]
+    assert [each.rpartition(" ")[2] for each in shown] == ["said", "said", ""]
 
 
 @pytest.mark.parametrize(

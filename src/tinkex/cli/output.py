@@ -38,6 +38,8 @@ class Output:
         self.mode = mode
         self._stdout, self._stderr = stdout, stderr
         self._undo: list[Callable[[], None]] = []
+        self.make_room: Callable[[], None] = lambda: None
+        """Takes a line that is written again and again off the terminal, before another one comes."""
 
     def at_end(self, undo: Callable[[], None]) -> None:
         """Have something undone when the command has ended."""
@@ -116,16 +118,19 @@ class Output:
 
     def line(self, text: str) -> None:
         """A line in every mode."""
+        self.make_room()
         text = text.rstrip()
         self.stdout.write(f"{_tame(text) if self.stdout.isatty() else text}\n")
 
     def aside(self, text: str, end: str = "\n") -> None:
         """Something for whoever sits at the terminal, on stderr."""
+        self.make_room()
         self.stderr.write(f"{_tame(text)}{end}")
         self.stderr.flush()
 
     def warn(self, text: str) -> None:
         """Something the user should know, on stderr."""
+        self.make_room()
         if self.mode == "json":
             self._object({"warning": text})
         else:
@@ -133,6 +138,7 @@ class Output:
 
     def error(self, error: CommandError) -> None:
         """Why the command failed and what to do, on stderr: one line, or one JSON object."""
+        self.make_room()
         message, hint = " ".join(error.message.split()), " ".join(error.hint.split())
         if self.mode == "json":
             self._object({"error": message, "hint": hint, "exit_code": error.code})

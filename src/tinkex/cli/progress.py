@@ -18,7 +18,7 @@ class ProgressLine:
     """A line on stderr that shows the newest text; where nobody watches, nothing is written."""
 
     def __init__(self, out: Output) -> None:
-        self._stream = out.stderr
+        self._out, self._stream = out, out.stderr
         self.watched = out.mode == "table" and self._stream.isatty()
         self._width = 0
         self._last = 0.0
@@ -42,6 +42,7 @@ class ProgressLine:
             self._width = 0
 
     def __enter__(self) -> Self:
+        self._before, self._out.make_room = self._out.make_room, self.clear
         return self
 
     def __exit__(
@@ -51,3 +52,4 @@ class ProgressLine:
         traceback: TracebackType | None,
     ) -> None:
         self.clear()
+        self._out.make_room = self._before

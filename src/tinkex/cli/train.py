@@ -208,12 +208,10 @@ def _run(
                     if line.watched and seen.checkpoint is None and "test/nll" not in seen.values:
                         line.show(text, now=True)
                     else:
-                        line.clear()
                         out.say(text)
                 if seen.checkpoint is not None:
                     paths = seen.checkpoint
                     folder.checkpoint(paths)
-                    line.clear()
                     say(f"saved {paths['sampler_path']}")
         except TinkerError as error:
             failed = told(error)
