@@ -239,6 +239,30 @@ async def test_a_model_that_lost_nothing_when_the_machine_went_down_is_as_before
     await ann.done(ticket)
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_number_refused_before_the_machine_went_down_is_not_taken_for_lost(
+    parallel: bool, tmp_path: Path
+):
+    """Unless clients send in parallel: then what came before it may have arrived after it."""
+
+    @running(kind="memory", options={"parallel_chunks": parallel})
+    async def scenario(server: Machine) -> None:
+        ann = server.ann
+        model = await ann.model()
+        server.engine.hold(Train)
+        waiting = [await ann.train(model, 1)]
+        await ann.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {"eps": -1}})
+        waiting.append(await ann.train(model, 3))
+        await server.crash()
+        another_boot(server)
+        await server.start()
+        await ann.done(waiting[0])
+        await server.wait(301)
+        assert ("error" in await ann.result(waiting[1])) is parallel
+
+    scenario(tmp_path=tmp_path)
+
+
 @running(kind="memory")
 async def test_a_server_that_was_stopped_has_nothing_to_doubt(server: Machine):
     await server.stop()

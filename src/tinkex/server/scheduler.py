@@ -131,7 +131,9 @@ class Scheduler:
             model.watching = None
         if model.line.missing != missing or model.id not in self.models:
             return
-        if model.known_upto is not None:
+        known = model.known_upto
+        # Where requests arrive in order they are written in order: nothing is lost before what is known.
+        if known is not None and (missing > known or self.service.options.parallel_chunks):
             # Its client may have been told that it is done: a model without it is another model.
             self.service.spawn(self.service.corrupt(model, _LOST.format(missing)))
             return
