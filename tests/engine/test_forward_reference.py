@@ -5,6 +5,7 @@ layers).
 """
 
 import copy
+import json
 
 import pytest
 import torch
@@ -149,6 +150,15 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
         BaseModel(model)
     with pytest.raises(UserFault, match="unknown dtype"):
         choose_dtype(torch.device("cpu"), "float99")
+
+
+def test_a_quantised_model_is_refused_by_its_method(tmp_path):
+    plain_model("qwen3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserFault, match="quantised by gptq; use the model's unquantised weights"):
+        BaseModel.load(tmp_path, device="cpu")
 
 
 def test_a_call_past_the_engine_with_a_padding_mask_is_refused():

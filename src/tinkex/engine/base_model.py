@@ -25,7 +25,7 @@ from .logprobs import Head
 from .lora import head_logits
 from .model_folder import check_folder
 from .plan import Plan, PlanSlot, Segment
-from .sampling_math import PlainDraw
+from .sampling_math import FastDraw
 from .sites import install
 
 ATTENTION = "tinkex"
@@ -128,6 +128,10 @@ class BaseModel:
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
+        quantised = getattr(config, "quantization_config", None)
+        if quantised is not None:
+            method = dict(quantised).get("quant_method", "some method")
+            raise UserFault(f"{folder} is quantised by {method}; use the model's unquantised weights")
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             config=copy.deepcopy(config),
@@ -206,7 +210,7 @@ class BaseModel:
             return fused_head(self.unembed_weight, chunk_rows)
         return Head(self.unembed_weight, chunk_rows=chunk_rows)
 
-    def plain_draw(self) -> PlainDraw | None:
+    def fast_draw(self) -> FastDraw | None:
         """What draws tokens faster than plain operations do, where there is such."""
         return fused_draw() if self.decoder is not None and self.decoder.border is not None else None
 
