@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import subprocess
@@ -157,6 +159,31 @@ def test_help_says_how():
 )  # fmt: skip
 def test_everything_is_the_same_object(statement: str):
     assert output(as_tinker("-c", f"import sys; {statement}; print(a is b)")) == "True"
+
+
+def test_every_type_can_be_had_from_the_module_the_official_package_has_for_it():
+    official = Path(importlib.util.find_spec("tinker.types").origin or "").parent  # type: ignore[union-attr]
+    wanted = {
+        path.stem: [
+            node.name
+            for node in ast.parse(path.read_text("utf-8")).body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        ]
+        for path in official.glob("[a-z]*.py")
+        if path.stem not in ("billing_usage_request", "current_checkpoint_storage_usage_request")
+        and not path.stem.endswith("_test")
+    }
+    assert len(wanted) > 90
+    program = (
+        "import importlib, json, sys, tinkex\n"
+        "for module, names in json.loads(sys.argv[1]).items():\n"
+        "    found = importlib.import_module(f'tinker.types.{module}')\n"
+        "    for name in names:\n"
+        "        assert getattr(found, name) is getattr(tinkex.types, name), (module, name)\n"
+        "from tinker.types.sampling_params import SamplingParams\n"
+        "print(SamplingParams is tinkex.SamplingParams)"
+    )
+    assert output(as_tinker("-c", program, json.dumps(wanted))) == "True"
 
 
 def test_modules_keep_their_own_names_and_specs():

@@ -4,7 +4,7 @@ python -m tinkex.as_tinker prog.py args…
 python -m tinkex.as_tinker -m module args…
 python -m tinkex.as_tinker -c code args…
 
-Every submodule path leads to ours too, to the same objects: `tinker.types is tinkex.types`.  Programs
+Submodules lead to ours too, to the same objects: `tinker.types is tinkex.types`.  Programs
 started by the program are included.  In a program of your own, call `install()` before the first import.
 """
 
@@ -51,7 +51,7 @@ class _Finder(MetaPathFinder):
         own = "tinkex" + fullname.removeprefix("tinker")
         found = importlib.util.find_spec(own)
         if found is None:
-            return None
+            return _of_a_type(fullname)
         folders = found.submodule_search_locations
         spec = ModuleSpec(fullname, _Loader(own), origin=found.origin, is_package=folders is not None)
         if folders is not None:
@@ -100,6 +100,27 @@ class _Loader(Loader):
         loader: Any = getattr(importlib.util.find_spec(self._own), "loader", None)
         code: CodeType | None = loader.get_code(self._own)
         return code
+
+
+class _TypeLoader(Loader):
+    """Makes a module through which all types can be had."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        def load(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(tinkex.types, name)
+
+        vars(module)["__getattr__"] = load
+
+
+def _of_a_type(fullname: str) -> ModuleSpec | None:
+    """The official package has a module for each of its types, called like it; ours has a few."""
+    package, _, name = fullname.rpartition(".")
+    known = {each.lower() for each in tinkex.types.__all__}
+    if package != "tinker.types" or name.replace("_", "") not in known:
+        return None
+    return ModuleSpec(fullname, _TypeLoader())
 
 
 class _Front(ModuleType):
