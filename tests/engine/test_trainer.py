@@ -455,3 +455,16 @@ def test_only_the_part_that_does_not_fit_fails(base, monkeypatch):
     assert long.grads is None
     assert isinstance(results[1], PartResult)
     assert_close(short.grads.flat, alone.grads.flat, 1e-5, "gradient")
+
+
+def test_every_buffer_a_model_holds_is_counted(base):
+    state = states(base)[0]
+    runner, weights = Trainer(base), state.nbytes()
+    runner.run([(state, part(make_data([5])))])
+    assert state.nbytes() == 2 * weights
+    runner.run([(state, part(make_data([5])))])
+    assert state.spare is not None
+    assert state.nbytes() == 3 * weights
+    runner.optim_step(state, {})
+    assert (state.grads, state.spare) != (None, None)
+    assert state.nbytes() == 4 * weights

@@ -75,7 +75,8 @@ class TrainState:
     def nbytes(self) -> int:
         """Bytes held."""
         moments = 0 if self.moments is None else 2 * self.moments.exp_avg.nbytes
-        return self.adapter.nbytes() + moments + (0 if self.grads is None else self.grads.flat.nbytes)
+        buffers = [x.flat.nbytes for x in (self.grads, self.spare) if x is not None]
+        return self.adapter.nbytes() + moments + sum(buffers)
 
 
 @dataclass(slots=True)
