@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.client.rig import WAIT, Rig
@@ -408,6 +409,16 @@ def test_a_template_may_come_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert (
         PlainTokenizer.from_folder(str(here)).apply_chat_template(TALK, tokenize=False) == "new <|im_end|>"
     )
+
+
+def test_a_plain_tokenizer_takes_what_programs_do_to_any(tmp_path: Path) -> None:
+    plain = PlainTokenizer.from_folder(str(write_tokenizer(tmp_path / "tiny", settings=False)))
+    assert (plain.pad_token, plain.pad_token_id) == (None, None)
+    plain.pad_token = "<|im_end|>"
+    assert plain.pad_token_id == plain.convert_tokens_to_ids("<|im_end|>") is not None
+    (one, *_) = ids = plain.encode("abc")
+    assert plain.decode(np.int64(one)) == plain.decode(one) == plain.decode([one]) == "a"
+    assert plain.decode(np.asarray(ids)) == plain.decode(iter(ids)) == "abc"
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:

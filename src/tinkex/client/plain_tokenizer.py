@@ -74,7 +74,8 @@ class PlainTokenizer:
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         """The text of token ids (one, a list or an array)."""
-        ids = [token_ids] if isinstance(token_ids, int) else [int(each) for each in token_ids]
+        one = isinstance(token_ids, int) or getattr(token_ids, "ndim", None) == 0
+        ids = [int(token_ids)] if one else [int(each) for each in token_ids]
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -124,7 +125,7 @@ class PlainTokenizer:
             raise AttributeError(
                 f"PlainTokenizer has no {name!r}; with transformers installed there is more"
             )
-        text = self.special_tokens_map.get(token)
+        text = vars(self).get(token, self.special_tokens_map.get(token))  # programs set pad_token
         if text is None or token == name:
             return text
         return self.backend_tokenizer.token_to_id(text)
