@@ -18,7 +18,7 @@ import torch
 from tinkex.engine.adamw import AdamParams, AdamState, adamw_step
 from tinkex.engine.gpu.adamw_kernels import adamw
 from tinkex.engine.gpu.decode_kernels import decode_attention
-from tinkex.engine.gpu.draw_kernels import draw_plain
+from tinkex.engine.gpu.draw_kernels import draw_tokens
 from tinkex.engine.gpu.mlp_kernels import gated
 from tinkex.engine.gpu.norm_kernels import add_norm
 from tinkex.engine.gpu.place_kernels import Move, Places
@@ -80,13 +80,14 @@ class Table:
 def drawing(table: Table, rows: int) -> None:
     logits = torch.randn(rows, VOCAB, device=CUDA) * 3
     numbers = torch.rand(rows, dtype=torch.float64, device=CUDA)
-    params = DrawParams.of([1.0] * rows, [-1] * rows, [1.0] * rows, vocab=VOCAB, device=CUDA)
-    table.row(
-        f"draw {rows} rows",
-        lambda: draw_plain(logits, numbers, None, None),
-        logits.nbytes,
-        lambda: draw(logits, params, numbers),
-    )
+    for title, k, p in (("", -1, 1.0), (", top-k 50", 50, 1.0), (", top-p 0.95", -1, 0.95)):
+        params = DrawParams.of([1.0] * rows, [k] * rows, [p] * rows, vocab=VOCAB, device=CUDA)
+        table.row(
+            f"draw {rows} rows{title}",
+            lambda params=params: draw(logits, params, numbers, draw_tokens),
+            logits.nbytes,
+            lambda params=params: draw(logits, params, numbers),
+        )
 
 
 def optimizing(table: Table) -> None:

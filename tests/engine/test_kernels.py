@@ -307,7 +307,7 @@ def tally(logits, tokens, numbers):
 @pytest.mark.parametrize("vocab", [50, 1024, 5003])
 @pytest.mark.parametrize("tempered", [False, True])
 def test_drawing(vocab, tempered):
-    from tinkex.engine.gpu.draw_kernels import draw_plain
+    from tinkex.engine.gpu.draw_kernels import draw_tokens
 
     given = Draws(7, vocab)
     inverse = 1 / given.warmth if tempered else None
@@ -318,37 +318,90 @@ def test_drawing(vocab, tempered):
         )
         numbers = numbers.to(DEVICE)
         strided = torch.stack([numbers, numbers], 1)[:, 1]
-        tokens, logprobs = draw_plain(given.logits, strided, inverse, None)
+        tokens, logprobs = draw_tokens(given.logits, strided, inverse, None)
         if MODE != "compiled":
             tally(scaled, tokens, numbers)
             agree(logprobs, scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0], 1e-6)
 
 
 def test_drawing_the_likeliest():
-    from tinkex.engine.gpu.draw_kernels import draw_plain
+    from tinkex.engine.gpu.draw_kernels import draw_tokens
 
     given = Draws(7, 5003)
     wanted = given.logits.cpu().argmax(-1).to(DEVICE)
-    tokens, logprobs = draw_plain(given.logits, None, None, None)
+    tokens, logprobs = draw_tokens(given.logits, None, None, None)
     agree(tokens.double(), wanted.double(), 0.0)
     agree(logprobs, given.logits.log_softmax(-1).max(-1).values, 1e-6)
     some = torch.tensor([True, False] * 3 + [True], device=DEVICE)
     numbers = torch.rand(7, dtype=torch.float64).to(DEVICE)
-    mixed, _ = draw_plain(given.logits, numbers, 1 / given.warmth, some)
-    drawn, _ = draw_plain(given.logits, numbers, 1 / given.warmth, None)
+    mixed, _ = draw_tokens(given.logits, numbers, 1 / given.warmth, some)
+    drawn, _ = draw_tokens(given.logits, numbers, 1 / given.warmth, None)
     if MODE != "compiled":
         assert torch.equal(mixed, torch.where(some, (given.logits / given.warmth).argmax(-1), drawn))
 
 
+def kept_masses(scaled, k, p):
+    """The masses that top-k and top-p leave, in the order of the vocabulary, by sorting."""
+    mass = (scaled - scaled.max(-1, keepdim=True).values).exp()
+    found = torch.zeros(mass.shape, dtype=torch.float64)
+    for row, (one, most, share) in enumerate(zip(mass, k, p, strict=True)):
+        values, ids = one.sort(descending=True, stable=True)
+        values = values[:most].double()
+        before = values.cumsum(0) - values
+        stays = (before < share * values.sum()) if share < 1 else torch.ones(len(values), dtype=torch.bool)
+        stays[0] = True
+        found[row, ids[: len(values)][stays]] = values[stays]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["spread", "ties", "flat", "peaked"])
+@pytest.mark.parametrize("tempered", [False, True])
+def test_drawing_with_top_k_and_top_p(kind, tempered):
+    from tinkex.engine.gpu.draw_kernels import draw_tokens
+
+    vocab = 1500
+    k = torch.tensor([vocab, 1, 7, 40, vocab, 600, vocab, 30, 3])
+    p = torch.tensor([0.9, 1.0, 1.0, 0.5, 1e-9, 0.999, 0.3, 0.95, 1.0], dtype=torch.float64)
+    logits = torch.randn(12, vocab) * {"spread": 3.0, "ties": 2.0, "flat": 1e-4, "peaked": 40.0}[kind]
+    if kind == "ties":
+        logits = logits.round()
+    logits[4, 1000:] = float("-inf")
+    inverse = torch.linspace(0.5, 3.0, 12)[:, None] if tempered else None
+    scaled = logits * inverse if tempered else logits
+    rows = torch.tensor([0, 1, 2, 4, 5, 6, 8, 9, 11])
+    kept = kept_masses(scaled[rows], k.tolist(), p.tolist())
+    ends = kept.cumsum(-1) / kept.sum(-1, keepdim=True)
+    narrow = tuple(x.to(DEVICE) for x in (rows, k, p))
+    given = logits.to(DEVICE), None if inverse is None else inverse.to(DEVICE)
+    for number in (0.0, 0.62, 1 - 2.0**-53):
+        u = torch.full((12,), number, dtype=torch.float64, device=DEVICE)
+        tokens, logprobs = (x.cpu() for x in draw_tokens(given[0], u, given[1], None, narrow))
+        if MODE == "compiled":
+            continue
+        plain, _ = draw_tokens(given[0], u, given[1])
+        others = [row for row in range(12) if row not in rows]
+        assert torch.equal(tokens[others], plain.cpu()[others])
+        agree(logprobs, scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0], 1e-6)
+        chosen = tokens[rows][:, None]
+        share = kept.gather(1, chosen)[:, 0] / kept.sum(-1)
+        assert (share > 0).all(), "a token that was cut"
+        end = ends.gather(1, chosen)[:, 0]
+        assert (end >= number - 1e-5).all()
+        assert (end - share <= number + 1e-5).all()
+
+
 def test_logits_that_are_not_numbers_give_some_token():
-    from tinkex.engine.gpu.draw_kernels import draw_plain
+    from tinkex.engine.gpu.draw_kernels import draw_tokens
 
     logits = torch.randn(4, 3000)
     logits[0, 5], logits[1, 2999] = float("nan"), float("inf")
     logits[2] = float("-inf")
-    tokens, _ = draw_plain(logits.to(DEVICE), torch.rand(4).double().to(DEVICE), None, None)
-    if MODE != "compiled":
-        assert ((tokens >= 0) & (tokens < 3000)).all()
+    narrow = torch.tensor([0, 1, 2]), torch.tensor([5, 3000, 3000]), torch.tensor([0.5, 0.9, 0.9]).double()
+    for which in (None, tuple(x.to(DEVICE) for x in narrow)):
+        numbers = torch.rand(4).double().to(DEVICE)
+        tokens, _ = draw_tokens(logits.to(DEVICE), numbers, None, None, which)
+        if MODE != "compiled":
+            assert ((tokens >= 0) & (tokens < 3000)).all()
 
 
 def test_all_kernels_were_compiled(request):

@@ -69,7 +69,7 @@ class Runner:
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
         self.stacks = AdapterStacks(base)
         self.graphs = DecodeGraphs(base, cache)
-        self.plain_draw = base.plain_draw()
+        self.fast_draw = base.fast_draw()
         self._batch: DecodeBatch | None = None
         self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
         self._prompts: tuple[list[PieceWork], torch.Tensor] | None = None
@@ -200,7 +200,7 @@ class Runner:
             decoded = [hidden_tc[:rows]] if hidden_tc is not None else []
             hidden_rc = torch.cat([*decoded, *(state for state in states if state is not None)])
         logits_rv = self.base.logits(hidden_rc, segments)
-        drawn = draw(logits_rv, draws.params, draws.numbers(), self.plain_draw)
+        drawn = draw(logits_rv, draws.params, draws.numbers(), self.fast_draw)
         if batch is not None:
             batch.advance(drawn.tokens_r if len(drawn.tokens_r) == rows else drawn.tokens_r[:rows])
         if not self.ahead:

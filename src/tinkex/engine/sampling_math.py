@@ -24,11 +24,13 @@ from .sending import sent
 TOKEN, PROMPT = 1, 2
 """What a number is drawn for: a sampled token, or an alternative to a prompt token."""
 
-PlainDraw: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+Narrow: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Which rows have top-k or top-p, and their k and p."""
+FastDraw: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, Narrow | None],
     tuple[torch.Tensor, torch.Tensor],
 ]
-"""Tokens and logprobs of logits, numbers, inverse temperatures and greedy rows: a draw without extras."""
+"""Tokens and logprobs of logits, numbers, inverse temperatures, greedy and narrowed rows."""
 
 COLDEST = 1e-30
 """Temperatures below it draw what this one does: logits divided by it are still finite."""
@@ -68,14 +70,11 @@ class DrawParams:
     all_greedy: bool
     narrowed: tuple[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor], ...]
     """(width, rows, top-k, top-p) of the rows with top-k or top-p, grouped by how many tokens to sort."""
+    narrow: Narrow | None
+    """The same rows in one group."""
     raw_rows: torch.Tensor | None
     top: int
     """How many of the likeliest tokens to report."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether temperatures are all there is."""
-        return not self.narrowed and self.raw_rows is None and not self.top
 
     @classmethod
     def of(
@@ -98,6 +97,7 @@ class DrawParams:
         inverse = np.where(greedy, 1.0, 1.0 / np.maximum(t_r, COLDEST)).astype(np.float32)
         narrowed = []
         narrow = ~greedy & ((k_r < vocab) | (p_r < 1.0))
+        chosen = np.flatnonzero(narrow)
         for width in np.unique(k_r[narrow]).tolist():
             rows = np.flatnonzero(narrow & (k_r == width))
             narrowed.append(
@@ -115,6 +115,11 @@ class DrawParams:
             greedy_r=sent(greedy, device) if greedy.any() else None,
             all_greedy=bool(greedy.all()),
             narrowed=tuple(narrowed),
+            narrow=(
+                (sent(chosen, device), sent(k_r[chosen], device), sent(p_r[chosen], device))
+                if chosen.size
+                else None
+            ),
             raw_rows=sent(raw_rows, device) if raw_rows.size else None,
             top=top,
         )
@@ -131,18 +136,20 @@ class Drawn:
 
 
 def draw(
-    logits_rv: torch.Tensor, params: DrawParams, u_r: torch.Tensor | None, plain: PlainDraw | None = None
+    logits_rv: torch.Tensor, params: DrawParams, u_r: torch.Tensor | None, fast: FastDraw | None = None
 ) -> Drawn:
     """Choose one token a row; `u_r` (float64) may be None when every row is greedy."""
     logits_rv = logits_rv.float()
-    if plain is not None and params.plain:
-        return Drawn(*plain(logits_rv, u_r, params.inverse_temperature_r1, params.greedy_r))
-    if params.all_greedy:
+    inverse = params.inverse_temperature_r1
+    if fast is not None:
+        tokens_r, logprobs_r = fast(logits_rv, u_r, inverse, params.greedy_r, params.narrow)
+        if params.top:
+            scores_rv = torch.log_softmax(logits_rv if inverse is None else logits_rv * inverse, -1)
+    elif params.all_greedy:
         scores_rv = torch.log_softmax(logits_rv, -1)
         logprobs_r, tokens_r = scores_rv.max(-1)
     else:
         assert u_r is not None
-        inverse = params.inverse_temperature_r1
         scores_rv = torch.log_softmax(logits_rv if inverse is None else logits_rv * inverse, -1)
         mass_rv = scores_rv.exp()
         tokens_r = pick(mass_rv, u_r[:, None])[:, 0]

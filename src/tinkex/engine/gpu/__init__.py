@@ -11,7 +11,7 @@ from torch import nn
 
 from ..decoder import Decoder
 from ..logprobs import Head
-from ..sampling_math import PlainDraw
+from ..sampling_math import FastDraw
 
 CAPACITY = 256
 """Ranks that fit beside the weights; passes whose adapters have more are computed one adapter at a time."""
@@ -66,11 +66,11 @@ def fused_head(weight_vc: torch.Tensor, chunk_rows: int | None) -> Head:
     return FusedHead(weight_vc, chunk_rows=chunk_rows)
 
 
-def fused_draw() -> PlainDraw:
+def fused_draw() -> FastDraw:
     """What draws tokens with the kernels here."""
-    from .draw_kernels import draw_plain
+    from .draw_kernels import draw_tokens
 
-    return draw_plain
+    return draw_tokens
 
 
 def _head_with_room(model: Any) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """One token a row, drawn in two launches: masses of chunks of the vocabulary, then the chunk and the token.
 
 The same draw as `sampling_math.pick`: a number in [0, 1) is looked up in running sums, and a token without
-mass is never found. Logits are read once, and those of the chosen chunk once more.
+mass is never found. Logits are read once, and those of the chosen chunk once more. Rows with top-k or top-p
+are drawn by `narrow_kernels`.
 
 Shape letters: R rows, V vocabulary, N chunks.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from .narrow_kernels import draw_narrowed
 
 _CHUNK = 1024
 _NEVER = tl.constexpr(1 << 30)
@@ -52,7 +55,7 @@ def _search(mass, at, share):
 
 @triton.jit
 def _choose(
-    logits, inverse, greedy, numbers, highest, total, tokens, logprobs,
+    logits, inverse, greedy, numbers, highest, total, tokens, scores, tops_r, wholes_r,
     vocab, stride, number_stride, chunks,
     WARM: tl.constexpr, DRAWN: tl.constexpr, GREEDY: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
@@ -85,21 +88,28 @@ def _choose(
     token = tl.minimum(token, CHUNK - 1)
     score = tl.sum(tl.where(at == token, value, 0.0), 0)
     tl.store(tokens + row, tl.minimum(chunk * CHUNK + token, vocab - 1).to(tl.int64))
-    tl.store(logprobs + row, score - top - tl.log(tl.sum(mass, 0)).to(tl.float32))
+    tl.store(scores + row, score)
+    tl.store(tops_r + row, top)
+    tl.store(wholes_r + row, tl.log(tl.sum(mass, 0)).to(tl.float32))
 
 
-def draw_plain(
+def draw_tokens(
     logits_rv: torch.Tensor,
     u_r: torch.Tensor | None,
-    inverse_temperature_r1: torch.Tensor | None,
-    greedy_r: torch.Tensor | None,
+    inverse_temperature_r1: torch.Tensor | None = None,
+    greedy_r: torch.Tensor | None = None,
+    narrow: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token a row of the tempered distribution, or the likeliest (all without `u_r`), and its logprob."""
+    """A token a row and its logprob in the tempered distribution.
+
+    Without `u_r` all rows take the likeliest token. `narrow` is which rows have top-k or top-p, and these.
+    """
     rows, vocab = logits_rv.shape
     chunks = triton.cdiv(vocab, _CHUNK)
-    highest, total = torch.empty(2, rows, chunks, dtype=torch.float32, device=logits_rv.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits_rv.device)
-    logprobs = torch.empty(rows, dtype=torch.float32, device=logits_rv.device)
+    device = logits_rv.device
+    highest, total = torch.empty(2, rows, chunks, dtype=torch.float32, device=device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    scores, tops, wholes = torch.empty(3, rows, dtype=torch.float32, device=device)
     warm, drawn, greedy = (x is not None for x in (inverse_temperature_r1, u_r, greedy_r))
     inverse = inverse_temperature_r1 if warm else highest
     stride = logits_rv.stride(0)
@@ -108,8 +118,11 @@ def draw_plain(
     )
     _choose[(rows,)](
         logits_rv, inverse, greedy_r if greedy else highest, u_r if drawn else highest,
-        highest, total, tokens, logprobs, vocab, stride, u_r.stride(0) if drawn else 0, chunks,
+        highest, total, tokens, scores, tops, wholes,
+        vocab, stride, u_r.stride(0) if drawn else 0, chunks,
         WARM=warm, DRAWN=drawn, GREEDY=greedy,
         CHUNK=_CHUNK, CHUNKS=triton.next_power_of_2(chunks), num_warps=4,
     )  # fmt: skip
-    return tokens, logprobs
+    if narrow is not None and u_r is not None:
+        draw_narrowed(logits_rv, u_r, inverse_temperature_r1, narrow, tops, tokens, scores)
+    return tokens, scores - tops - wholes

@@ -1,0 +1,136 @@
+"""Top-k and top-p without sorting: the least mass that stays is found by its bits, then a token is drawn.
+
+A program handles one row. Masses are `exp(logit - highest)`, and the bits of such numbers are in their
+order: three bits a pass over the row, the largest bound is found above which enough tokens, or enough of
+the mass, lie. Of tokens of exactly that mass only as many stay as are needed, the first ones. The draw then
+goes through the row in the order of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_CHUNK = 1024
+_NEVER = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def _mass(logits, at, vocab, inverse, top):
+    value = tl.load(logits + at, mask=at < vocab, other=float("-inf")) * inverse
+    mass = tl.where(at < vocab, tl.exp(value - top), 0.0)
+    return mass, mass.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _bound(logits, vocab, inverse, top, above, need, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+    """The largest bits so that tokens from there on (and beyond `above`) number, or weigh, `need`."""
+    found = above + 1
+    for step in range(10):
+        tries = found + (tl.arange(0, 8) << (27 - 3 * step))
+        reached = tl.zeros((8,), tl.float64)
+        for start in range(0, vocab, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            mass, bits = _mass(logits, at, vocab, inverse, top)
+            amount = tl.where(at < vocab, 1.0, 0.0) if COUNT else mass
+            inside = bits[None, :] >= tries[:, None]
+            reached += tl.sum(tl.where(inside, amount[None, :], 0.0), 1).to(tl.float64)
+        more = tl.sum(tl.where((reached >= need) & (tl.arange(0, 8) > 0), 1, 0), 0)
+        found += more << (27 - 3 * step)
+    return found
+
+
+@triton.jit
+def _beyond(logits, vocab, inverse, top, bound, CHUNK: tl.constexpr):
+    """How many tokens are above some bits, and what they weigh."""
+    count = 0.0
+    weight = tl.zeros((1,), tl.float64)
+    for start in range(0, vocab, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        mass, bits = _mass(logits, at, vocab, inverse, top)
+        inside = (bits > bound) & (at < vocab)
+        count += tl.sum(tl.where(inside, 1.0, 0.0), 0)
+        weight += tl.sum(tl.where(inside, mass, 0.0), 0).to(tl.float64)
+    return count, tl.sum(weight, 0)
+
+
+@triton.jit
+def _narrow(
+    logits, inverse, numbers, rows, most, shares, highest, tokens, scores,
+    vocab, stride, number_stride, WARM: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0)
+    row = tl.load(rows + n)
+    k, p = tl.load(most + n), tl.load(shares + n)
+    warmth = 1.0
+    if WARM:
+        warmth = tl.load(inverse + row)
+    top = tl.load(highest + row)
+    logits += row * stride
+    least, ties = -1, 0.0
+    weight = tl.zeros((1,), tl.float64)
+    if k < vocab:
+        least = _bound(logits, vocab, warmth, top, -1, k.to(tl.float64), True, CHUNK)
+        count, heavier = _beyond(logits, vocab, warmth, top, least, CHUNK)
+        ties = k - count
+        weight += heavier
+    else:
+        count, heavier = _beyond(logits, vocab, warmth, top, -1, CHUNK)
+        weight += heavier
+    # Bits -1 are below those of any mass: then there are no ties.
+    tie = tl.where(least < 0, 0, least).to(tl.float32, bitcast=True).to(tl.float64)
+    whole = tl.sum(weight, 0) + ties * tie
+    if p < 1.0:
+        need = p * whole
+        if tl.sum(weight, 0) >= need:
+            least = _bound(logits, vocab, warmth, top, least, need, False, CHUNK)
+            count, heavier = _beyond(logits, vocab, warmth, top, least, CHUNK)
+            weight = tl.zeros((1,), tl.float64) + heavier
+            tie = least.to(tl.float32, bitcast=True).to(tl.float64)
+            ties = 1e9
+        wanted = tl.ceil((need - tl.sum(weight, 0)) / tie).to(tl.float32)
+        ties = tl.minimum(tl.maximum(wanted, tl.where(tl.sum(weight, 0) > 0, 0.0, 1.0)), ties)
+        whole = tl.sum(weight, 0) + ties * tie
+    target = tl.load(numbers + row * number_stride) * whole
+    before = tl.zeros((1,), tl.float64)
+    seen, chosen, last = 0, _NEVER + 0, 0
+    for start in range(0, vocab, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        mass, bits = _mass(logits, at, vocab, warmth, top)
+        equal = (bits == least) & (at < vocab)
+        rank = seen + tl.cumsum(equal.to(tl.int32), 0)
+        stays = (at < vocab) & ((bits > least) | (equal & (rank <= ties))) & (mass > 0)
+        kept = tl.where(stays, mass, 0.0).to(tl.float64)
+        ends = tl.sum(before, 0) + tl.cumsum(kept, 0)
+        here = tl.min(tl.where((ends > target) & stays, at, _NEVER), 0)
+        chosen = tl.minimum(chosen, here)
+        last = tl.maximum(last, tl.max(tl.where(stays, at, 0), 0))
+        before += tl.sum(kept, 0)
+        seen += tl.sum(equal.to(tl.int32), 0)
+    chosen = tl.where(chosen == _NEVER, last, chosen)
+    value = tl.load(logits + chosen) * warmth
+    tl.store(tokens + row, chosen.to(tl.int64))
+    tl.store(scores + row, value)
+
+
+def draw_narrowed(
+    logits_rv: torch.Tensor,
+    u_r: torch.Tensor,
+    inverse_temperature_r1: torch.Tensor | None,
+    narrow: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    highest_r: torch.Tensor,
+    tokens_r: torch.Tensor,
+    scores_r: torch.Tensor,
+) -> None:
+    """Write the tokens of rows with top-k or top-p, and their logits times inverse temperatures.
+
+    `narrow` is which rows, and their k and p; `highest_r` the highest of those products in every row.
+    """
+    rows_n, k_n, p_n = narrow
+    warm = inverse_temperature_r1 is not None
+    _narrow[(len(rows_n),)](
+        logits_rv, inverse_temperature_r1 if warm else highest_r, u_r, rows_n, k_n, p_n,
+        highest_r, tokens_r, scores_r, logits_rv.shape[1], logits_rv.stride(0), u_r.stride(0),
+        WARM=warm, CHUNK=_CHUNK, num_warps=8,
+    )  # fmt: skip
