@@ -91,3 +91,17 @@ def make_state(state: Path) -> Path:
             ],
         )
     return state
+
+
+def add_checkpoints(state: Path, names: Iterable[str]) -> list[str]:
+    """More checkpoints of the live model, by these names; their folders."""
+    folders, rows = [], []
+    with StateFolder(state) as places:
+        for seq, name in enumerate(names, 11):
+            folder = str(places.checkpoint(RUN, "training", name, seq).relative_to(state))
+            size = put_weights(state / folder)
+            path = f"tinker://{RUN}/weights/{name}"
+            rows.append(Put(checkpoint(path, run_id=RUN, name=name, folder=folder, size=size)))
+            folders.append(folder)
+    changed(state, *rows)
+    return folders

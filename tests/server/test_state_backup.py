@@ -27,7 +27,7 @@ from tinkex.server.state_compact import compact
 from tinkex.server.state_folder import StateFolder
 from tinkex.server.store import Delete, Put
 
-from .made_states import CHECKPOINT, RUN, SNAPSHOT, changed, make_state, put_weights
+from .made_states import CHECKPOINT, RUN, SNAPSHOT, add_checkpoints, changed, make_state, put_weights
 from .rows import checkpoint, model, session
 
 NOW = 1_800_000_000.0
@@ -70,6 +70,14 @@ def test_what_comes_back_is_what_was_there(state: Path, tmp_path: Path, name: st
     assert again.contents == done.contents
     assert check(back).findings == []
     assert list((state / "tmp").iterdir()) == []
+
+
+@FORMS
+def test_checkpoints_of_every_name_come_back(state: Path, tmp_path: Path, name: str):
+    folders = add_checkpoints(state, [f"{first}best" for first in "aZ0_.:=@+,~-"])
+    export_state(state, tmp_path / name, NOW)
+    import_state(tmp_path / name, tmp_path / "back")
+    assert all((tmp_path / "back" / folder / "adapter.safetensors").is_file() for folder in folders)
 
 
 @posix

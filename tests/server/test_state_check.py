@@ -20,7 +20,17 @@ from tinkex.server.state_folder import StateFolder, holder
 from tinkex.server.state_weights import wrong_weights
 from tinkex.server.store import Delete, Put
 
-from .made_states import CHECKPOINT, RUN, SAMPLER, SNAPSHOT, changed, make_state, put_weights, weights
+from .made_states import (
+    CHECKPOINT,
+    RUN,
+    SAMPLER,
+    SNAPSHOT,
+    add_checkpoints,
+    changed,
+    make_state,
+    put_weights,
+    weights,
+)
 from .rows import checkpoint, model, operation, sampler
 
 posix = pytest.mark.skipif(os.name == "nt", reason="modes and locks of POSIX")
@@ -220,6 +230,25 @@ def test_what_nothing_refers_to_is_found_and_removed(state: Path):
         place: content for place, (*_, content) in before.items()
     }
     assert not (state / "snapshots/gone%3Atrain%3A0").exists()
+
+
+def test_checkpoints_of_every_name_are_ours(state: Path):
+    names = [f"{first}best" for first in "aZ0_.:=@+,~-"] + ["...", "+" * 66]
+    folders = add_checkpoints(state, names)
+    assert check(state).findings == []
+    assert check_and_fix(state).removed == []
+    assert all((state / folder / "adapter.safetensors").is_file() for folder in folders)
+
+
+def test_what_a_row_names_is_never_left_over(state: Path):
+    (folder,) = add_checkpoints(state, ["odd"])
+    odd = state / "checkpoints" / "a b" / "training" / "odd-11"
+    odd.parent.mkdir(parents=True)
+    (state / folder).rename(odd)
+    sql(state, f"UPDATE checkpoints SET folder = '{odd.relative_to(state)}' WHERE name = 'odd'")
+    report = check_and_fix(state)
+    assert [each.kind for each in report.findings] == ["damage"]
+    assert odd.is_dir()
 
 
 def test_what_is_not_ours_is_told_and_left_alone(state: Path):

@@ -30,7 +30,7 @@ MOST_FILES = 200_000
 _LONGEST_LIST = 64 << 20
 _LONGEST_NAME_RECORD = 64 << 10
 _PIECE = 1 << 20
-_PART = r"[A-Za-z0-9_-][A-Za-z0-9_.%-]{0,219}"
+_PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9_.%-]{1,220}"
 _NAMES = re.compile(
     rf"keys\.json|samples\.log|store/store\.db|store/bodies/{_PART}|checkpoints/{_PART}/{_PART}/{_PART}(/{_PART}){{1,3}}"
     rf"|snapshots/{_PART}/[0-9]{{1,19}}/{_PART}|engine/{_PART}/sampler/{_PART}/{_PART}"

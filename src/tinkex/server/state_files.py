@@ -113,7 +113,7 @@ def _wrong_body(path: Path, body: Body) -> str:
 
 def leftovers(state: Path, rows: Rows, *, in_use: bool) -> Iterator[Finding]:
     """Files and folders that nothing refers to; what a running server has at hand is none of them."""
-    known = {needed.folder for needed in rows.needed}
+    known = {needed.folder for needed in rows.needed} | rows.checkpoints
     for place in [place for place in known if place.startswith("snapshots/")]:
         known |= {str(each.relative_to(state)) for each in snapshot_before(state / place)}
     for room, depth in (("checkpoints", 3), ("snapshots", 2)):

@@ -21,7 +21,7 @@ __all__ = ["DATABASE", "Body", "Needed", "Rows", "open_read_only", "plain_name",
 DATABASE = "store/store.db"
 CHANGES_WEIGHTS = ("create_model", "forward_backward", "optim_step", "load_weights", "unload_model")
 """Operations that a model cannot be restored without."""
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.%-]{0,219}")
+_PLAIN = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.%-]{1,220}")
 
 
 @dataclass(frozen=True, slots=True)
