@@ -299,6 +299,20 @@ def test_each_billing_problem_has_a_window_of_its_own() -> None:
     assert answers.count(402) == 4
 
 
+def test_a_billing_problem_of_a_sample_that_has_waited_long_has_its_whole_window() -> None:
+    rig = Rig(config=types.ClientConfigResponse(billing_exception_max_pause_duration_sec=60))
+    sampler = rig.client().create_sampling_client(base_model="Qwen/Qwen3-8B")
+    busy = rig.service.faults.add("asample", status=429, headers={"retry-after": "50"}, times=2)
+    unpaid = rig.service.faults.add("asample", status=402, body={"detail": "pay"}, times=2)
+    assert sampler.sample(PROMPT, 1, SHORT).result(WAIT).sequences
+    assert [call.status for call in rig.service.calls_to("asample")] == [429, 429, 402, 402, 200]
+    busy.remove()
+    unpaid.remove()
+    rig.service.faults.add("asample", status=402, body={"detail": "pay"})
+    with pytest.raises(BillingError):
+        sampler.sample(PROMPT, 1, SHORT).result(WAIT)
+
+
 def test_large_results_are_announced_before_they_are_fetched() -> None:
     rig = Rig(large_result=10)
     trainer = rig.trainer()

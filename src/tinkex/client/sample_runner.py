@@ -229,6 +229,7 @@ class SampleRunner:
         operation = Operation(origin.name, seconds=config.progress_timeout, attempts=10_000)
         key = new_key()
         started = clock.monotonic()
+        unpaid_since: float | None = None
         attempt = 0
         while True:
             await shared.sampling.enter(again=attempt > 0)
@@ -245,12 +246,15 @@ class SampleRunner:
                 if should_retry(error.response.headers) is False:
                     raise
                 self._slow_down(origin, error, attempt, len(body))
-                wait = 0.0
+                wait, unpaid_since = 0.0, None
             except TinkerError as error:
                 if isinstance(error, APIStatusError) and error.status_code in final:
                     raise
                 self.patience.heard(str(error))
-                wait = await self._wait_after(error, operation, attempt, started, config)
+                unpaid = isinstance(error, APIStatusError) and error.status_code == 402
+                unpaid_since = (unpaid_since or clock.monotonic()) if unpaid else None
+                since = started if unpaid_since is None else unpaid_since
+                wait = await self._wait_after(error, operation, attempt, since, config)
             finally:
                 shared.sampling.leave(accepted=accepted)
             attempt += 1
