@@ -168,11 +168,11 @@ def test_progress_tells_where_the_work_is(caplog: pytest.LogCaptureFixture) -> N
         assert future.request_id is None
     with caplog.at_level(logging.WARNING, "tinkex"):
         assert eventually(lambda: future.progress.queue_state == "paused_rate_limit")
+        assert eventually(lambda: "three others are before you" in caplog.text)
     assert future.progress.stage == "waiting"
     assert future.progress.queue_reason == "three others are before you"
     assert future.request_id is not None
     assert future.request_id == future.progress.request_id
-    assert "three others are before you" in caplog.text
     assert first.progress.stage == "done"
     assert future.cancel()
     assert future.progress.stage == "done"
