@@ -52,6 +52,7 @@ def test_a_short_supervised_lesson_is_learned(client: tinkex.ServiceClient):
     assert answers(sampler, asked) == [each.after for each in lesson.shown]
 
 
+@pytest.mark.slow
 def test_a_short_reinforcement_lesson_is_learned(client: tinkex.ServiceClient):
     lesson = teach(client, "rl", SHORT, Screen(io.StringIO(), live=False))
     assert len(lesson.curve) == 12

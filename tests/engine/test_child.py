@@ -82,8 +82,8 @@ def test_small_models_run_on_one_thread(folder, monkeypatch):
     ("given", "said"),
     [
         ({}, "GOMP_SPINCOUNT = '2000'"),
-        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT = '77'"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'"),
+        pytest.param({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT = '77'", marks=pytest.mark.slow),
+        pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'", marks=pytest.mark.slow),
     ],
 )
 def test_threads_that_wait_leave_the_core_to_others(folder, given, said):

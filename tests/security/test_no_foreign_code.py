@@ -145,12 +145,14 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_merging_runs_nothing_in_the_working_folder(hostile: Path, tmp_path: Path):
     with pytest.raises(Exception, match="merg"):
         merge._child(tmp_path / "base", hostile, tmp_path / "out")
     assert not (hostile / "was-run").exists()
 
 
+@pytest.mark.slow
 def test_converting_runs_nothing_in_the_working_folder(hostile: Path, tmp_path: Path):
     (hostile / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(Exception, match="could not be converted"):
@@ -158,6 +160,7 @@ def test_converting_runs_nothing_in_the_working_folder(hostile: Path, tmp_path: 
     assert not (hostile / "was-run").exists()
 
 
+@pytest.mark.slow
 def test_asking_pip_and_looking_at_the_machine_run_nothing_in_the_working_folder(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ):
