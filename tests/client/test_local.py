@@ -435,6 +435,15 @@ def test_what_is_for_other_servers_is_not_passed_on(monkeypatch: pytest.MonkeyPa
     assert {name for name in passed if name.startswith(("TINKER_", "TINKEX_"))} == {"TINKEX_DEVICE"}
 
 
+def test_the_folders_above_are_for_this_user_alone_too(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        LocalFiles(tmp_path / "state" / "tinkex" / "local" / "nano-1").make()
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")} == {0o700}
+
+
 def test_a_record_of_a_server_that_is_gone_is_no_server(tmp_path: Path):
     files = LocalFiles(tmp_path)
     files.make()

@@ -53,8 +53,10 @@ class LocalFiles:
 
     def make(self) -> None:
         """Make the folders, for this user alone."""
-        for folder in (self.state, self._own):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Those above too: mkdir would make them as everybody's umask has it.
+        above = [each for each in self.state.parents if not each.exists()]
+        for folder in (*reversed(above), self.state, self._own):
+            folder.mkdir(mode=0o700, exist_ok=True)
             # Who owns the folder can put another key or another server's address in the place of ours.
             if hasattr(os, "geteuid") and os.geteuid() not in (0, folder.stat().st_uid):
                 raise PermissionError(errno.EACCES, "it belongs to somebody else")
