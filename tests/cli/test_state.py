@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def test_damage_is_an_exit_code_of_1(cli: Command, state: Path):
     assert done.code == 1
     assert [(each["kind"], each["place"]) for each in done.data["findings"]] == [("damage", CHECKPOINT)]
     assert done.problem["exit_code"] == 1
+    assert done.problem["hint"] == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of POSIX")
+def test_what_others_may_read_is_not_said_to_be_left_over(cli: Command, state: Path):
+    state.chmod(0o755)
+    done = cli("state", "check", str(state), "--json")
+    assert (done.code, [each["kind"] for each in done.data["findings"]]) == (1, ["access"])
     assert done.problem["hint"] == ""
 
 

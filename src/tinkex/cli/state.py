@@ -126,7 +126,8 @@ def _check(arguments: argparse.Namespace, out: Output) -> int:
     if report.clean:
         out.say("It is whole.")
         return 0
-    hint = "" if report.damaged or arguments.fix else "`tinkex state check --fix` removes what is left over"
+    left = any(each["kind"] == "leftover" for each in findings) and not (report.damaged or arguments.fix)
+    hint = "`tinkex state check --fix` removes what is left over" if left else ""
     out.error(CommandError(f"{plural(len(findings), 'finding')} in {report.folder}", hint))
     return 1
 
