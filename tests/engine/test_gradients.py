@@ -96,6 +96,11 @@ def test_every_loss_on_qwen3(loss):
     check(plain_model("qwen3"), make_data(LENGTHS, loss=loss), loss, SETTINGS.get(loss, {}), 1e-4)
 
 
+@pytest.mark.parametrize("loss", SETTINGS)
+def test_the_published_settings_hold_where_none_are_given(loss):
+    check(plain_model("qwen3"), make_data(LENGTHS, loss=loss), loss, {}, 1e-4)
+
+
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
 def test_clip_bounds_token_by_token(loss):
     data = make_data(LENGTHS, loss=loss)

@@ -129,7 +129,12 @@ def test_prompt_scores(models, deterministic, pass_tokens):
         request(
             "last", prompt, max_tokens=1, scores=ScoreOptions(prompt_logprobs=True, topk_prompt=2, last_n=5)
         ),
-        request("dense", prompt, max_tokens=1, scores=ScoreOptions(targets=dense)),
+        request(
+            "dense",
+            prompt,
+            max_tokens=1,
+            scores=ScoreOptions(prompt_logprobs=True, topk_prompt=2, last_n=5, targets=dense),
+        ),
         request("sparse", prompt, max_tokens=0, scores=ScoreOptions(targets=sparse)),
         deterministic=deterministic,
         pass_tokens=pass_tokens,
@@ -142,11 +147,11 @@ def test_prompt_scores(models, deterministic, pass_tokens):
     assert np.array_equal(whole.topk_prompt_tokens[1:], top.indices)
     assert np.allclose(whole.topk_prompt_logprobs[1:], top.values, atol=1e-4)
     assert np.isnan(whole.topk_prompt_logprobs[0]).all()
-    last = got.done["last"]
-    assert np.isnan(last.prompt_logprobs[:-5]).all()
-    assert np.allclose(last.prompt_logprobs[-5:], own[-5:], atol=1e-4)
-    assert np.isnan(last.topk_prompt_logprobs[:-5]).all()
-    assert np.array_equal(last.topk_prompt_tokens[-5:], top.indices[-5:, :2])
+    for last in (got.done["last"], got.done["dense"]):
+        assert np.isnan(last.prompt_logprobs[:-5]).all()
+        assert np.allclose(last.prompt_logprobs[-5:], own[-5:], atol=1e-4)
+        assert np.isnan(last.topk_prompt_logprobs[:-5]).all()
+        assert np.array_equal(last.topk_prompt_tokens[-5:], top.indices[-5:, :2])
     found = got.done["dense"].target_logprobs
     expected = np.where(dense < 0, 0, scores[:-1].gather(1, torch.from_numpy(dense.clip(0))))
     assert np.allclose(found, expected, atol=1e-4)
