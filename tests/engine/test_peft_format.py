@@ -102,6 +102,16 @@ def test_hosted_names_of_unembedding_and_stacked_experts_are_known(tmp_path):
     assert torch.equal(import_peft(tmp_path / "peft", base).master.flat, adapter.master.flat)
 
 
+@pytest.mark.parametrize("rank", [1, 8, 64])
+def test_the_scale_is_32_by_rank_here_and_in_an_export(tmp_path, rank):
+    base = engine_model(plain_model("llama"))
+    adapter = base.new_adapter(rank)
+    assert adapter.scale == 32 / rank
+    export_peft(tmp_path / "peft", adapter)
+    config = json.loads((tmp_path / "peft" / CONFIG).read_text())
+    assert (config["lora_alpha"], config["r"]) == (32, rank)
+
+
 def test_what_cannot_be_kept_is_refused(tmp_path):
     base = engine_model(plain_model("qwen3_moe"))
     adapter = filled_adapter(base, 2)
