@@ -151,6 +151,19 @@ def test_unknown_and_unloaded_versions_say_so(base):
         shelf.weights.drop(version)
 
 
+@pytest.mark.parametrize("named_first", [True, False])
+def test_unloaded_weights_that_have_a_name_too_leave_no_unnamed_copy(base, tmp_path, named_first):
+    shelf = Shelf(base, folder=tmp_path / "own")
+    for path in (tmp_path / "named", None) if named_first else (None, tmp_path / "named"):
+        version = shelf.freeze(1, path=path)
+        shelf.weights.settle()
+    assert (tmp_path / "own" / version).is_dir()
+    shelf.weights.drop(version)
+    assert not (tmp_path / "own" / version).exists()
+    assert (tmp_path / "named").is_dir()
+    shelf.weights.close()
+
+
 def test_models_whose_weights_were_all_unloaded_are_forgotten(base):
     shelf = Shelf(base)
     shared = shelf.freeze(0, model="other")

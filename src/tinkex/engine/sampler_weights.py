@@ -309,7 +309,8 @@ class SamplerWeights:
         self._dropped[version] = reason
         if len(self._dropped) > REMEMBERED:
             self._dropped.popitem(last=False)
-        if self.folder is not None and not (entry.durable and entry.path == self.folder / version):
+        # Loaded from there under a name it is somebody's; beside a folder that has a name it is ours.
+        if self.folder is not None and not (entry.durable and entry.paths == [self.folder / version]):
             if entry.writing is not None:
                 entry.writing.exception()
             shutil.rmtree(self.folder / version, ignore_errors=True)
