@@ -74,8 +74,8 @@ class TrainState:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        moments = 0 if self.moments is None else 2 * self.moments.exp_avg.nbytes
-        buffers = [x.flat.nbytes for x in (self.grads, self.spare) if x is not None]
+        moments: int = 0 if self.moments is None else 2 * self.moments.exp_avg.nbytes
+        buffers: list[int] = [x.flat.nbytes for x in (self.grads, self.spare) if x is not None]
         return self.adapter.nbytes() + moments + sum(buffers)
 
 
