@@ -86,6 +86,38 @@ async def test_a_model_restored_in_the_end_is_as_good_as_before(server: Machine)
     await ann.done(await ann.step(model, 2))
 
 
+def test_an_engine_that_dies_of_whatever_it_does_costs_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    @running()
+    async def scenario(server: Machine) -> None:
+        ann, bob = server.ann, server.bob
+        models = [await ann.model(), await bob.model()]
+        for who, model in zip((ann, bob), models, strict=True):
+            await who.done(await who.train(model, 1, datum([1, 2])))
+        take, before = NoopEngine.submit, len(server.engines)
+
+        def submit(engine: NoopEngine, message: Any) -> list[Any]:
+            if len(server.engines) - before <= 3 * scheduler.MOST_DEATHS:
+                engine.break_down("of a broken device")
+            return take(engine, message)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NoopEngine, "submit", submit)
+            server.kill_engine("once")
+            steps = [await who.step(model, 2) for who, model in zip((ann, bob), models, strict=True)]
+            enough = before + 3 * scheduler.MOST_DEATHS
+            await server.until(
+                lambda: len(server.engines) > enough, each_turn=lambda: server.clock.advance(1.0)
+            )
+            for who, step in zip((ann, bob), steps, strict=True):
+                await who.done(step)
+        assert set(server.engine.models) == set(models), "nothing of the trials is left"
+        assert "dies of whatever it does" in caplog.text
+
+    scenario(tmp_path=tmp_path)
+
+
 @pytest.mark.parametrize("kind", [LoadSampler, Sample])
 def test_a_sample_the_engine_always_dies_of_fails_and_no_model_is_given_up_for_it(
     kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ from .operations import Operation, Outcome, PassWork, UnloadWork
 from .recovery import Unreadable, recover
 from .snapshots import Snapshots
 from .store import Put, StoreFailed
+from .trials import works
 from .world import LiveModel
 
 if TYPE_CHECKING:
@@ -385,6 +386,14 @@ class Scheduler:
             if model is None:
                 self.kick()
                 return
+            if model.deaths >= MOST_DEATHS and not await works(self.room):
+                # A broken device: no model is to blame, and none is given up.
+                log.error("the engine dies of whatever it does; models wait until one stays up")
+                for each in self.models.values():
+                    each.deaths = 0
+                continue
+            if model.id not in self.models or self.room.epoch != epoch:
+                continue
             if model.deaths >= MOST_DEATHS:
                 text = f"the engine died {model.deaths} times while it was restored"
                 await self.service.corrupt(model, text)
