@@ -78,6 +78,19 @@ def test_decoders_that_drop_a_leading_space_are_given_context():
     assert run(watch(("p it",), pieces=decode), [2, 0, 1, 2]) == ([2, 0, 1], STOP)
 
 
+def test_bytes_that_are_no_text_are_not_read_again_and_again():
+    read = []
+
+    def pieces(tokens):
+        read.append(len(tokens))
+        return byte_text(tokens)
+
+    drawn = [0x80] * 500 + [0xE2, 0x82] * 200 + list("\u20acnd".encode())
+    tokens, reason = run(watch(("\u20acnd",), pieces=pieces), [*drawn, 5])
+    assert (tokens, reason) == (drawn, STOP)
+    assert max(read) < 64
+
+
 def test_strings_without_a_tokenizer_are_refused():
     with pytest.raises(UserFault, match="tokenizer"):
         StopRule.of(SamplingParams(stop=("x",)), [], readable=False)

@@ -15,6 +15,8 @@ from .messages import LENGTH, STOP, SamplingParams
 
 Detokenise = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
+_MOST_BYTES, _LONGEST_WAIT = 4, 16
+"""Tokens that one character may be spread over, and those without a whole one that are read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,22 @@ class StopWatch:
         before = self.detokenise(self.tokens[self._start : self._read])
         now = self.detokenise(self.tokens[self._start :])
         complete = not now.endswith(_INCOMPLETE)
-        if not complete:
-            now = now.rstrip(_INCOMPLETE)
-        seen = self._tail + now[len(before) :]
+        seen = self._tail + (now if complete else now.rstrip(_INCOMPLETE))[len(before) :]
         if any(string in seen for string in self.rule.strings):
             return True
         if complete and len(now) > len(before):
-            keep = max(map(len, self.rule.strings)) - 1
-            self._tail = seen[-keep:] if keep else ""
-            self._start, self._read = self._read, len(self.tokens)
+            self._move_on(len(self.tokens), seen)
+        elif not complete and len(self.tokens) - self._read > _LONGEST_WAIT:
+            # Bytes that are no text may go on for ever; only the last few can still become a character.
+            for end in range(len(self.tokens) - _MOST_BYTES, self._read, -1):
+                known = self.detokenise(self.tokens[self._start : end])
+                if now.startswith(known) and len(known) > len(before):
+                    self._move_on(end, self._tail + known[len(before) :])
+                    break
         return False
+
+    def _move_on(self, end: int, seen: str) -> None:
+        """Take the text of the tokens before `end` as read."""
+        keep = max(map(len, self.rule.strings)) - 1
+        self._tail = seen[-keep:] if keep else ""
+        self._start, self._read = self._read, end
