@@ -194,7 +194,9 @@ async def test_a_checkpoint_changed_while_it_is_saved_over_is_the_new_one(
     gate.set()
     assert (await changing).status == 200
     await ann.done(save)
-    await server.settle()
+    row = await server.store.get(CheckpointRow, path)
+    saves = (server.state / row.folder).parent
+    await server.until(lambda: [each.name for each in saves.iterdir()] == ["a-3"])  # a thread removes a-1
     assert await saved_at(server, path) == (state_of(server.engine).weights, ["a-3"])
 
 
