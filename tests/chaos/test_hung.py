@@ -14,7 +14,7 @@ from .killing import Report, _report, started, undisturbed
 from .serving import DETERMINISTIC, wait_for
 from .test_kills import needs_engine
 
-STEPS = 12
+STEPS = 24
 WATCHED = (*DETERMINISTIC, "--time", "stall=3", "--time", "loading=60")
 
 
@@ -26,7 +26,7 @@ def test_a_program_does_not_notice_that_its_engine_hangs(tmp_path: Path):
     expected = undisturbed(tmp_path / "undisturbed", model, "tinkex", STEPS)
     report = Report("tinkex")
     with started(tmp_path / "disturbed", model, "tinkex", STEPS, WATCHED) as (served, program):
-        for steps in (4, 8):
+        for steps in (6, 18):
             wait_for(lambda steps=steps: program.steps_done >= steps or program.over, "some steps")
             engine = served.engine()
             assert engine is not None
@@ -34,5 +34,7 @@ def test_a_program_does_not_notice_that_its_engine_hangs(tmp_path: Path):
             wait_for(lambda engine=engine: served.engine() not in (None, engine), "another engine")
         _report(served, program, report)
         said = served.log.read_text()
-    assert said.count("made no progress for 3 s; it is killed") == 2
+    # An engine stopped in its first steps has as long as loading may take.
+    assert said.count("; it is killed") == 2
+    assert "made no progress for 3 s; it is killed" in said
     assert report.differences(expected) == []
