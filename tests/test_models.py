@@ -69,10 +69,14 @@ def test_what_is_not_known_is_refused_with_what_is(shelf: Path):
         models.resolve("nope")
 
 
-@pytest.mark.parametrize("name", ["./empty", "empty", "/does/not/exist", ""])
+TOO_LONG = "/" + 300 * "a"
+
+
+@pytest.mark.parametrize("name", ["./empty", "empty", "/does/not/exist", TOO_LONG, ""])
 def test_what_is_no_model_is_refused(shelf: Path, name: str):
     (Path.cwd() / "empty").mkdir()
-    said = {"": "is empty", "/does/not/exist": "there is no folder"}.get(name, "has no config.json")
+    known = {"": "is empty", "/does/not/exist": "there is no folder", TOO_LONG: "too long"}
+    said = known.get(name, "has no config.json")
     with pytest.raises(InvalidArgumentError, match=said):
         models.resolve(name)
 

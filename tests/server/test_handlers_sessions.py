@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tinkex.server import traces
 from tinkex.server.records import CheckpointRow, OperationRow, SamplerRow, SessionRow
 from tinkex.server.store import Finish, Put
 
@@ -215,3 +218,17 @@ async def test_a_trace_is_a_file_behind_a_signed_address(rig: Rig):
     ]
     assert set(spans) == set(ends)
     assert (await rig.get("sessions/s-1/trace_export", key="bob")).status == 404
+
+
+def test_a_trace_that_is_written_twice_at_once_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    replace, others = Path.replace, [{"n": 2}]
+
+    def meanwhile(path: Path, target: Path) -> Path:
+        if others:
+            traces._write(tmp_path, "a.json", others.pop())
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    traces._write(tmp_path, "a.json", {"n": 1})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]

@@ -47,7 +47,11 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> Path:
 
 def check(folder: Path, name: str) -> Path:
     """The folder in full, refused if it is not a model's."""
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except OSError as problem:  # a name too long for a file, for one
+        raise InvalidArgumentError(f"model {name!r}: {problem.strerror}: {folder}") from None
+    if not there:
         raise InvalidArgumentError(f"model {name!r}: there is no folder {folder}")
     if not is_model(folder):
         raise InvalidArgumentError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,6 @@ def _micro(seconds: float) -> int:
 
 def _write(folder: Path, name: str, trace: dict[str, Any]) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    aside = folder / f".{name}.{os.getpid()}.part"
+    aside = folder / f".{name}.{secrets.token_hex(8)}.part"  # another may be written at the same time
     aside.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
     aside.replace(folder / name)
