@@ -69,6 +69,12 @@ def test_sizes(text: str, value: int):
     assert SETTINGS["limits.body_bytes"].read(text, "x") == value
 
 
+@pytest.mark.parametrize("name", ["limits.body_bytes", "port", "snapshot_seconds"])
+@pytest.mark.parametrize("value", [10**400, "1" + 400 * "0"], ids=["number", "text"])
+def test_a_number_no_machine_has_is_refused(name: str, value: Any):
+    assert "--here" in read(SETTINGS[name], value)[1]
+
+
 def values() -> st.SearchStrategy[dict[str, Value]]:
     """Any settings that can be, as the environment would say them."""
 

@@ -119,6 +119,10 @@ class Setting:
     def _bounded(self, value: float, source: str) -> None:
         least = _LEAST.get(self.name, 1 if self.kind == "whole" else None)
         most = _MOST.get(self.name, math.inf)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
         if not math.isfinite(value) or value > most or (value < least if least is not None else value <= 0):
             over = "more than 0" if least is None else f"at least {least:g}"
             upto = f" and at most {most}" if most < math.inf else ""
@@ -141,7 +145,7 @@ def _number(given: object) -> float | None:
         return None
     try:
         return float(given)
-    except ValueError:
+    except (OverflowError, ValueError):
         return None
 
 
