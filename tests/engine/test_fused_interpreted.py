@@ -44,6 +44,14 @@ def fused(family, monkeypatch):
     return plain, base
 
 
+def check(plain, state, data, result):
+    """A pass's loss and gradients are those of transformers and PEFT."""
+    value, wanted = reference_gradients(plain, state.adapter, data, "cross_entropy", {})
+    assert result.metrics["loss:sum"] == pytest.approx(value, rel=1e-5)
+    for name, found in gradient(state).items():
+        assert_close(found, wanted[name], 2e-4, name)
+
+
 @pytest.mark.parametrize(
     ("lengths", "checkpoint"),
     [([9, 1, 7], False), ([17, 1, 45], False), ([17, 1, 45], True)],
@@ -54,10 +62,7 @@ def test_loss_and_gradients(fused, lengths, checkpoint):
     state = TrainState(filled_adapter(base, 8))
     data = make_data(lengths)
     (result,) = Trainer(base, checkpoint_activations=checkpoint).run([(state, part(data))])
-    value, wanted = reference_gradients(plain, state.adapter, data, "cross_entropy", {})
-    assert result.metrics["loss:sum"] == pytest.approx(value, rel=1e-5)
-    for name, found in gradient(state).items():
-        assert_close(found, wanted[name], 2e-4, name)
+    check(plain, state, data, result)
 
 
 def test_mixed_ranks_joined_are_each_alone(fused):
@@ -66,10 +71,7 @@ def test_mixed_ranks_joined_are_each_alone(fused):
     data = [make_data([5, 20], seed=i) for i in range(3)]
     joined = Trainer(base).run([(s, part(d)) for s, d in zip(states, data, strict=True)])
     for state, datums, result in zip(states, data, joined, strict=True):
-        value, wanted = reference_gradients(plain, state.adapter, datums, "cross_entropy", {})
-        assert result.metrics["loss:sum"] == pytest.approx(value, rel=1e-5)
-        for name, found in gradient(state).items():
-            assert_close(found, wanted[name], 2e-4, name)
+        check(plain, state, datums, result)
 
 
 def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused):

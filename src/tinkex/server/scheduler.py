@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..engine.messages import (
@@ -100,10 +100,12 @@ class Scheduler:
 
     def fragile(self) -> bool:
         """Whether a model is to be restored over which an engine died: what else it did may be to blame."""
-        closed = (each for each in self.models.values() if not each.open and not each.paused)
-        return (
-            self._recovering is not None and not self._recovering.done() and any(m.deaths for m in closed)
-        )
+        under_way = self._recovering is not None and not self._recovering.done()
+        return under_way and any(model.deaths for model in self._closed())
+
+    def _closed(self) -> Iterator[LiveModel]:
+        """Models to be restored now."""
+        return (each for each in self.models.values() if not each.open and not each.paused)
 
     def enter(self, operation: Operation) -> None:
         """Put an operation in its model's line."""
@@ -381,8 +383,7 @@ class Scheduler:
     async def _bring_back(self) -> None:
         while self.room.up:
             epoch = self.room.epoch
-            closed = (each for each in self.models.values() if not each.open and not each.paused)
-            model = next(closed, None)
+            model = next(self._closed(), None)
             if model is None:
                 self.kick()
                 return
