@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .narrow_kernels import draw_narrowed
+from .narrow_kernels import NEVER, draw_narrowed, first
 
 _CHUNK = 1024
-_NEVER = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -35,18 +34,13 @@ def _masses(logits, inverse, highest, total, vocab, stride, WARM: tl.constexpr, 
 
 
 @triton.jit
-def _first(found, at):
-    return tl.min(tl.where(found, at, _NEVER), 0)
-
-
-@triton.jit
 def _search(mass, at, share):
     """Where the running sum first exceeds a share of the whole, and how far into what lies there."""
     ends = tl.cumsum(mass, 0)
     target = share * tl.max(ends, 0)
-    found = _first((ends > target) & (mass > 0), at)
+    found = first((ends > target) & (mass > 0), at)
     # Rounding may leave the target at the very end.
-    found = tl.where(found == _NEVER, tl.max(tl.where(mass > 0, at, 0), 0), found)
+    found = tl.where(found == NEVER, tl.max(tl.where(mass > 0, at, 0), 0), found)
     here = at == found
     own = tl.sum(tl.where(here, mass, 0.0), 0)
     into = (target - (tl.sum(tl.where(here, ends, 0.0), 0) - own)) / own
@@ -67,7 +61,7 @@ def _choose(
     possible = sums > 0
     top = tl.max(tl.where(possible, tops, float("-inf")), 0)
     mass = tl.where(possible, sums * tl.exp(tops - top), 0.0).to(tl.float64)
-    chunk = _first((tops == top) & possible, n)
+    chunk = first((tops == top) & possible, n)
     likeliest, into = True, 0.0
     if DRAWN:
         drawn, into = _search(mass, n, tl.load(numbers + row * number_stride))
@@ -80,7 +74,7 @@ def _choose(
     value = tl.load(logits + row * stride + chunk * CHUNK + at, mask=inside, other=float("-inf"))
     if WARM:
         value *= tl.load(inverse + row)
-    token = _first((value == top) & inside, at)
+    token = first((value == top) & inside, at)
     if DRAWN:
         own = tl.exp(value - tl.sum(tl.where(n == chunk, tops, 0.0), 0))
         drawn, _ = _search(own.to(tl.float64), at, into)

@@ -13,7 +13,13 @@ import triton
 import triton.language as tl
 
 _CHUNK = 1024
-_NEVER = tl.constexpr(1 << 30)
+NEVER = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def first(found, at):
+    """The first place where something was found, or `NEVER`."""
+    return tl.min(tl.where(found, at, NEVER), 0)
 
 
 @triton.jit
@@ -94,7 +100,7 @@ def _narrow(
         whole = tl.sum(weight, 0) + ties * tie
     target = tl.load(numbers + row * number_stride) * whole
     before = tl.zeros((1,), tl.float64)
-    seen, chosen, last = 0, _NEVER + 0, 0
+    seen, chosen, last = 0, NEVER + 0, 0
     for start in range(0, vocab, CHUNK):
         at = start + tl.arange(0, CHUNK)
         mass, bits = _mass(logits, at, vocab, warmth, top)
@@ -103,12 +109,11 @@ def _narrow(
         stays = (at < vocab) & ((bits > least) | (equal & (rank <= ties))) & (mass > 0)
         kept = tl.where(stays, mass, 0.0).to(tl.float64)
         ends = tl.sum(before, 0) + tl.cumsum(kept, 0)
-        here = tl.min(tl.where((ends > target) & stays, at, _NEVER), 0)
-        chosen = tl.minimum(chosen, here)
+        chosen = tl.minimum(chosen, first((ends > target) & stays, at))
         last = tl.maximum(last, tl.max(tl.where(stays, at, 0), 0))
         before += tl.sum(kept, 0)
         seen += tl.sum(equal.to(tl.int32), 0)
-    chosen = tl.where(chosen == _NEVER, last, chosen)
+    chosen = tl.where(chosen == NEVER, last, chosen)
     value = tl.load(logits + chosen) * warmth
     tl.store(tokens + row, chosen.to(tl.int64))
     tl.store(scores + row, value)
