@@ -2,7 +2,8 @@
 
 The same draw as `sampling_math.pick`: a number in [0, 1) is looked up in running sums, and a token without
 mass is never found. Logits are read once, and those of the chosen chunk once more. Rows with top-k or top-p
-are drawn by `narrow_kernels`.
+are drawn by `narrow_kernels`. Products with inverse temperatures are rounded before anything is subtracted
+(no fused multiply-add): the highest one must be exactly the highest.
 
 Shape letters: R rows, V vocabulary, N chunks.
 """
@@ -108,14 +109,23 @@ def draw_tokens(
     inverse = inverse_temperature_r1 if warm else highest
     stride = logits_rv.stride(0)
     _masses[(rows, chunks)](
-        logits_rv, inverse, highest, total, vocab, stride, WARM=warm, CHUNK=_CHUNK, num_warps=4
+        logits_rv,
+        inverse,
+        highest,
+        total,
+        vocab,
+        stride,
+        WARM=warm,
+        CHUNK=_CHUNK,
+        num_warps=4,
+        enable_fp_fusion=False,
     )
     _choose[(rows,)](
         logits_rv, inverse, greedy_r if greedy else highest, u_r if drawn else highest,
         highest, total, tokens, scores, tops, wholes,
         vocab, stride, u_r.stride(0) if drawn else 0, chunks,
         WARM=warm, DRAWN=drawn, GREEDY=greedy,
-        CHUNK=_CHUNK, CHUNKS=triton.next_power_of_2(chunks), num_warps=4,
+        CHUNK=_CHUNK, CHUNKS=triton.next_power_of_2(chunks), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     if narrow is not None and u_r is not None:
         draw_narrowed(logits_rv, u_r, inverse_temperature_r1, narrow, tops, tokens, scores)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-_CHUNK = 1024
+_CHUNK = 4096
 NEVER = tl.constexpr(1 << 30)
 
 
@@ -30,35 +30,52 @@ def _mass(logits, at, vocab, inverse, top):
 
 
 @triton.jit
+def _add(total, bits, bound, amount):
+    return total + tl.where(bits >= bound, amount, 0.0)
+
+
+@triton.jit
+def _reaches(total, need):
+    return (tl.sum(total.to(tl.float64), 0) >= need).to(tl.int32)
+
+
+@triton.jit
 def _bound(logits, vocab, inverse, top, above, need, COUNT: tl.constexpr, CHUNK: tl.constexpr):
     """The largest bits so that tokens from there on (and beyond `above`) number, or weigh, `need`."""
     found = above + 1
     for step in range(10):
-        tries = found + (tl.arange(0, 8) << (27 - 3 * step))
-        reached = tl.zeros((8,), tl.float64)
-        for start in range(0, vocab, CHUNK):
+        one = 1 << (27 - 3 * step)
+        # Each lane has sums of its own: within a pass over the row none waits for another.
+        none = tl.zeros((CHUNK,), tl.float32)
+        s1, s2, s3, s4, s5, s6, s7 = none, none, none, none, none, none, none
+        for start in tl.range(0, vocab, CHUNK, loop_unroll_factor=2):
             at = start + tl.arange(0, CHUNK)
             mass, bits = _mass(logits, at, vocab, inverse, top)
             amount = tl.where(at < vocab, 1.0, 0.0) if COUNT else mass
-            inside = bits[None, :] >= tries[:, None]
-            reached += tl.sum(tl.where(inside, amount[None, :], 0.0), 1).to(tl.float64)
-        more = tl.sum(tl.where((reached >= need) & (tl.arange(0, 8) > 0), 1, 0), 0)
-        found += more << (27 - 3 * step)
+            s1 = _add(s1, bits, found + one, amount)
+            s2 = _add(s2, bits, found + 2 * one, amount)
+            s3 = _add(s3, bits, found + 3 * one, amount)
+            s4 = _add(s4, bits, found + 4 * one, amount)
+            s5 = _add(s5, bits, found + 5 * one, amount)
+            s6 = _add(s6, bits, found + 6 * one, amount)
+            s7 = _add(s7, bits, found + 7 * one, amount)
+        more = _reaches(s1, need) + _reaches(s2, need) + _reaches(s3, need) + _reaches(s4, need)
+        more += _reaches(s5, need) + _reaches(s6, need) + _reaches(s7, need)
+        found += more * one
     return found
 
 
 @triton.jit
 def _beyond(logits, vocab, inverse, top, bound, CHUNK: tl.constexpr):
     """How many tokens are above some bits, and what they weigh."""
-    count = 0.0
-    weight = tl.zeros((1,), tl.float64)
-    for start in range(0, vocab, CHUNK):
+    counts, weights = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    for start in tl.range(0, vocab, CHUNK, loop_unroll_factor=2):
         at = start + tl.arange(0, CHUNK)
         mass, bits = _mass(logits, at, vocab, inverse, top)
         inside = (bits > bound) & (at < vocab)
-        count += tl.sum(tl.where(inside, 1.0, 0.0), 0)
-        weight += tl.sum(tl.where(inside, mass, 0.0), 0).to(tl.float64)
-    return count, tl.sum(weight, 0)
+        counts += tl.where(inside, 1.0, 0.0)
+        weights += tl.where(inside, mass, 0.0)
+    return tl.sum(counts, 0), tl.sum(weights.to(tl.float64), 0)
 
 
 @triton.jit
@@ -137,5 +154,5 @@ def draw_narrowed(
     _narrow[(len(rows_n),)](
         logits_rv, inverse_temperature_r1 if warm else highest_r, u_r, rows_n, k_n, p_n,
         highest_r, tokens_r, scores_r, logits_rv.shape[1], logits_rv.stride(0), u_r.stride(0),
-        WARM=warm, CHUNK=_CHUNK, num_warps=8,
+        WARM=warm, CHUNK=_CHUNK, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
