@@ -23,7 +23,7 @@ def _attend(
     KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(positions + row).to(tl.int32) + 1
     first = 0
     if WINDOWED:
@@ -104,7 +104,8 @@ def decode_attention(
     room = torch.empty((*shape, size) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)
     stats = torch.empty((*shape, 2) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)
     constants = {"KV": kv_heads, "GROUP": heads // kv_heads, "SIZE": size, "PARTS": parts}
-    _attend[(rows, kv_heads, parts)](
+    # Heads first: a token's heads lie side by side, and programs that run together then read whole lines.
+    _attend[(kv_heads, rows, parts)](
         q_rhd, k_pkd, v_pkd, blocks_rw, positions_r, out, room, stats,
         width, scaling, window or 0, k_pkd.stride(0),
         **constants, BLOCK=block_size, TOKENS=tokens, WINDOWED=window is not None,
