@@ -266,19 +266,53 @@ def test_adamw(eps, decay):
     settings = {"lr": 0.03, "betas": (0.8, 0.95), "eps": eps, "weight_decay": decay}
     official = torch.optim.AdamW([leaf], **settings)
     moments = torch.zeros_like(weights), torch.zeros_like(weights)
+    rounded = torch.empty_like(weights, dtype=HALF)
     for step in range(1, 4):
         grads = torch.randn_like(weights)
         before = leaf.detach().clone()
         leaf.grad = grads * 0.5
         official.step()
-        norm = adamw(
+        norm, sound = adamw(
             weights, grads, *moments, step=step, learning_rate=0.03, beta1=0.8, beta2=0.95, eps=eps,
-            weight_decay=decay, shrink=0.5,
+            weight_decay=decay, shrink=0.5, rounded=rounded if step > 1 else None,
         )  # fmt: skip
+        if MODE != "compiled":
+            assert sound
+            assert norm == pytest.approx(float((leaf.detach() - before).double().norm()), rel=1e-6)
         agree(weights, leaf.detach(), 3e-7)
-        agree(norm, (leaf.detach() - before).double().norm(), 1e-6)
+        if step > 1:
+            agree(rounded, weights.to(HALF), 0.0)
     agree(moments[0], official.state[leaf]["exp_avg"], 3e-7)
     agree(moments[1], official.state[leaf]["exp_avg_sq"], 3e-7)
+
+
+@pytest.mark.skipif(MODE == "compiled", reason="nothing is computed")
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3.4e38])
+def test_adamw_tells_weights_that_are_not_finite(value):
+    from tinkex.engine.gpu.adamw_kernels import adamw
+
+    weights = torch.randn(5000).to(DEVICE)
+    weights[4999] = value
+    grads, mean, square = (torch.zeros_like(weights) for _ in range(3))
+    settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
+    rounded = torch.empty_like(weights, dtype=torch.bfloat16 if MODE == "gpu" else HALF)
+    norm, sound = adamw(weights, grads, mean, square, step=1, shrink=1.0, rounded=rounded, **settings)
+    assert sound == bool(torch.isfinite(rounded).all())
+    # The largest numbers of float32 are beyond bfloat16's when rounded.
+    assert not sound or (value == 3.4e38 and rounded.dtype == torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2048, 70_001])
+def test_names_of_weights(dtype, count):
+    from tinkex.engine.gpu.name_kernels import sums_of_mixed
+    from tinkex.engine.sampler_weights import _KEYS, _SPREAD, _sums
+
+    weights = torch.randn(count).to(dtype)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights.element_size()]
+    found = sums_of_mixed(weights.to(DEVICE).view(whole), _KEYS, _SPREAD)
+    if MODE != "compiled":
+        assert found == _sums(weights)
 
 
 class Draws:

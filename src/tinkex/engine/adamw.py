@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,25 +81,45 @@ def shrinkage(norm: float, largest: float) -> float:
     return 1.0 if largest <= 0 else min(1.0, largest / (norm + 1e-6))
 
 
+class Step(NamedTuple):
+    """What a step did: the norm of the change, and if the rounded weights follow, whether all are finite."""
+
+    change: float
+    sound: bool | None = None
+
+
 def take_step(
-    weights: torch.Tensor, grads: torch.Tensor, norm: float, state: AdamState, params: AdamParams
-) -> float:
-    """Change weights and moments by a step with gradients of this norm, clipped; the norm of the change."""
+    weights: torch.Tensor,
+    grads: torch.Tensor,
+    norm: float,
+    state: AdamState,
+    params: AdamParams,
+    rounded: torch.Tensor | None = None,
+) -> Step:
+    """Change weights and moments by a step with gradients of this norm, clipped.
+
+    `rounded` holds the weights in the dtype they are used in, if another; it may be made to follow at once.
+    """
     shrink = shrinkage(norm, params.grad_clip_norm)
     if weights.is_cuda and weights.dtype == torch.float32 and kernels_at_hand():
-        return _fused_step(weights, grads, shrink, state, params)
+        return _fused_step(weights, grads, shrink, state, params, rounded)
     before = weights.clone()
     adamw_step(weights, grads if shrink == 1.0 else grads * shrink, state, params)
-    return global_norm(before.sub_(weights))
+    return Step(global_norm(before.sub_(weights)))
 
 
 def _fused_step(
-    weights: torch.Tensor, grads: torch.Tensor, shrink: float, state: AdamState, params: AdamParams
-) -> float:
+    weights: torch.Tensor,
+    grads: torch.Tensor,
+    shrink: float,
+    state: AdamState,
+    params: AdamParams,
+    rounded: torch.Tensor | None,
+) -> Step:
     from .gpu.adamw_kernels import adamw
 
     state.step += 1
-    change = adamw(
+    change, sound = adamw(
         weights,
         grads,
         state.exp_avg,
@@ -111,8 +131,9 @@ def _fused_step(
         eps=params.eps,
         weight_decay=params.weight_decay,
         shrink=shrink,
+        rounded=rounded,
     )
-    return float(change)
+    return Step(change, None if rounded is None else sound)
 
 
 def adamw_step(weights: torch.Tensor, grads: torch.Tensor, state: AdamState, params: AdamParams) -> None:

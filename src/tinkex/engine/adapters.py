@@ -166,6 +166,8 @@ class Adapter:
         self.folded: dict[str, torch.Tensor] = {}
         """Base weights with this adapter's product in them, for as long as a training pass needs them."""
         self.version = 0
+        self.sound: bool | None = None
+        """Whether all of `compute` is finite; None until somebody looks."""
         self.refresh()
 
     @property
@@ -183,16 +185,28 @@ class Adapter:
         own: int = self.master.flat.nbytes
         return own if self.compute is self.master else own + int(self.compute.flat.nbytes)
 
-    def refresh(self) -> None:
-        """Make `compute` follow `master` after a change of the weights."""
+    def refresh(self, sound: bool | None = None) -> None:
+        """Make `compute` follow `master` after a change of the weights.
+
+        Who made it follow already says whether it is `sound`.
+        """
+        self.sound = sound
         if self.master.flat.dtype == self.dtype:
             self.compute = self.master
+        elif sound is not None:
+            pass
         elif self.compute is self.master:
             self.compute = self.master.like(self.master.flat.to(self.dtype))
         else:
             self.compute.flat.copy_(self.master.flat)
         self.folded.clear()
         self.version = next(_versions)
+
+    def is_sound(self) -> bool:
+        """Whether all weights computed with are finite; looked at once after each change."""
+        if self.sound is None:
+            self.sound = bool(torch.isfinite(self.compute.flat).all())
+        return self.sound
 
     def move(self, device: torch.device | str) -> None:
         """Bring the weights to a device; views are remade, numbers and version stay."""

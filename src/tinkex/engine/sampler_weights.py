@@ -24,6 +24,7 @@ import torch
 
 from .adapters import Adapter
 from .faults import ServerFault, UserFault
+from .gpu import kernels_at_hand
 
 log = logging.getLogger(__name__)
 Write = Callable[[Adapter, Path], object]
@@ -346,6 +347,10 @@ def _is_older(version: str) -> bool:
 def _sums(flat: torch.Tensor) -> list[int]:
     """Two sums over hashes of every number's bits and place: the same on every device, where they lie."""
     bits = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    if bits.is_cuda and kernels_at_hand():
+        from .gpu.name_kernels import sums_of_mixed
+
+        return sums_of_mixed(bits, _KEYS, _SPREAD)
     totals = torch.zeros(len(_KEYS), dtype=torch.int64, device=flat.device)
     for start in range(0, len(bits), _STRETCH):
         part = bits[start : start + _STRETCH].to(torch.int64)

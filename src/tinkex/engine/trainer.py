@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class TrainState:
     grads: LoraTensors | None = None
     spare: LoraTensors | None = None
     """A buffer no longer needed, for the next gradient."""
+    grad_norm: float | None = None
+    """The norm of `grads`, where it is known."""
 
     @property
     def steps(self) -> int:
@@ -92,11 +94,22 @@ class _Part:
     metrics: list[dict[str, torch.Tensor]] = field(default_factory=list)
     fault: EngineFault | None = None
 
+    @property
+    def computed(self) -> bool:
+        """Whether there is anything to read."""
+        return self.fault is None or bool(self.logprobs)
+
     def forget(self) -> None:
         """Go back to before the pass."""
         if self.grads is not None:
             self.grads.flat.zero_()
         self.logprobs, self.sums, self.metrics, self.fault = [], [], [], None
+
+
+class _Read(NamedTuple):
+    logprobs: np.ndarray[Any, Any]
+    total: float
+    norm: float
 
 
 class Trainer:
@@ -145,8 +158,11 @@ class Trainer:
         elapsed = time.perf_counter() - started
         for group in groups:
             elapsed += yield from self._group(group)
+        found = iter(self._read([part for part in ready if part.computed]))
         return [
-            _failure(part) if isinstance(part, EngineFault) else self._finish(part, elapsed)
+            _failure(part)
+            if isinstance(part, EngineFault)
+            else self._finish(part, next(found) if part.computed else None, elapsed)
             for part in prepared
         ]
 
@@ -196,16 +212,18 @@ class Trainer:
         params = AdamParams.given(values)
         weights = state.adapter.master.flat
         grads = torch.zeros_like(weights) if state.grads is None else state.grads.flat
-        norm = global_norm(grads)
+        norm = global_norm(grads) if state.grad_norm is None else state.grad_norm
         if not math.isfinite(norm):
             raise UserFault("the accumulated gradient is not finite; nothing was changed")
         moments = state.moments or AdamState.zeros_like(weights)
-        update = take_step(weights, grads, norm, moments, params)
-        state.moments, state.grads, state.spare = moments, None, state.grads
-        state.adapter.refresh()
+        adapter = state.adapter
+        rounded = None if adapter.compute is adapter.master else adapter.compute.flat
+        step = take_step(weights, grads, norm, moments, params, rounded)
+        state.moments, state.grads, state.spare, state.grad_norm = moments, None, state.grads, None
+        adapter.refresh(step.sound)
         return {
             "grad_norm:max": norm,
-            "update_norm:max": update,
+            "update_norm:max": step.change,
             "learning_rate:max": params.learning_rate,
             "step:max": float(moments.step),
         }
@@ -339,14 +357,40 @@ class Trainer:
 
         return self.head.score_and_backward(rows, slope, dhidden)
 
-    def _finish(self, part: _Part, elapsed: float) -> PartResult | PartFailure:
-        if part.fault is not None and not part.logprobs:
+    def _read(self, parts: list[_Part]) -> list[_Read]:
+        """Bring to the host what was computed for some parts, waiting for the device once."""
+        dtype = _total_dtype(self.base.device)
+        logprobs = [_joined(part.logprobs) for part in parts]
+        numbers = []
+        for part in parts:
+            sums = torch.stack(part.sums) if part.sums else torch.zeros(1, device=self.base.device)
+            numbers.append(sums.sum(dtype=dtype))
+            if part.grads is not None:
+                numbers.append(torch.linalg.vector_norm(part.grads.flat).to(dtype))
+        if self.base.device.type != "cpu" and parts:
+            shapes = [lp.shape for lp in logprobs]
+            flat = torch.cat([lp.flatten() for lp in logprobs]).cpu()
+            pieces = flat.split([shape.numel() for shape in shapes])
+            logprobs = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+            values = iter(torch.stack(numbers).tolist())
+        else:
+            values = iter([float(number) for number in numbers])
+        found = []
+        for part, lp in zip(parts, logprobs, strict=True):
+            total, norm = next(values), 0.0
+            if part.grads is not None:
+                norm = next(values)
+                if math.isinf(norm):
+                    norm = global_norm(part.grads.flat)
+            found.append(_Read(lp.cpu().numpy().astype(np.float32, copy=False), total, norm))
+        return found
+
+    def _finish(self, part: _Part, read: _Read | None, elapsed: float) -> PartResult | PartFailure:
+        if read is None:
+            assert part.fault is not None
             part.state.spare = part.grads
             return _failure(part.fault)
-        lp = _joined(part.logprobs).cpu().numpy().astype(np.float32, copy=False)
-        sums = torch.stack(part.sums) if part.sums else torch.zeros(1)
-        total = float(sums.sum(dtype=_total_dtype(self.base.device)))
-        norm = 0.0 if part.grads is None else global_norm(part.grads.flat)
+        lp, total, norm = read
         fault = part.fault or _not_finite(part, lp, total, norm)
         state = part.state
         state.adapter.folded.clear()
@@ -355,10 +399,10 @@ class Trainer:
             return _failure(fault)
         if part.grads is not None:
             if state.grads is None:
-                state.grads = part.grads
+                state.grads, state.grad_norm = part.grads, norm
             else:
                 state.grads.flat.add_(part.grads.flat)
-                state.spare = part.grads
+                state.spare, state.grad_norm = part.grads, None
         outputs = []
         for i, shape in enumerate(part.data.shapes):
             rows = lp[part.data.starts[i] : part.data.starts[i + 1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from typing import Any
@@ -18,6 +19,7 @@ CAPACITY = 256
 log = logging.getLogger(__name__)
 
 
+@functools.cache
 def kernels_at_hand() -> bool:
     """Whether kernels can be compiled here."""
     return importlib.util.find_spec("triton") is not None

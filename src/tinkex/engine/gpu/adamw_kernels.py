@@ -1,6 +1,12 @@
-"""AdamW's step on a CUDA device in one pass over memory, with the size of the change summed on the way."""
+"""AdamW's step on a CUDA device in one pass over memory.
+
+On the way the change is measured, the new weights are rounded for those who compute with them, and whether
+all of these are finite is found out.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -11,8 +17,8 @@ _BLOCK = 4096
 
 @triton.jit
 def _adamw(
-    weights, grads, mean, square, changes, count,
-    shrink, keep, toward, beta2, fresh, correction2, eps, rate, BLOCK: tl.constexpr,
+    weights, grads, mean, square, rounded, found, count,
+    shrink, keep, toward, beta2, fresh, correction2, eps, rate, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     at = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -28,9 +34,17 @@ def _adamw(
     tl.store(mean + at, m, mask=inside)
     tl.store(square + at, v, mask=inside)
     tl.store(weights + at, after, mask=inside)
+    used = after
+    if ROUND:
+        used = after.to(rounded.dtype.element_ty)
+        tl.store(rounded + at, used, mask=inside)
+        used = used.to(tl.float32)
+    # A NaN is unequal to everything, itself too.
+    broken = tl.where(inside & ~(tl.abs(used) < float("inf")), 1, 0)
     # Blocks beyond the end divide zero by eps, which may be zero too.
     change = tl.where(inside, (after - before).to(tl.float64), 0.0)
-    tl.store(changes + part, tl.sum(change * change))
+    tl.store(found + part * 2, tl.sum(change * change))
+    tl.store(found + part * 2 + 1, tl.sum(broken).to(tl.float64))
 
 
 def adamw(
@@ -46,14 +60,20 @@ def adamw(
     eps: float,
     weight_decay: float,
     shrink: float,
-) -> torch.Tensor:
-    """Change weights and moments by a step with gradients times `shrink`; the norm of the change."""
+    rounded: torch.Tensor | None = None,
+) -> tuple[float, bool]:
+    """Change weights and moments by a step with gradients times `shrink`.
+
+    The new weights are written to `rounded` too. Gives the norm of the change, and whether what was written
+    last is finite.
+    """
     count = weights.numel()
-    changes = torch.empty(triton.cdiv(count, _BLOCK), dtype=torch.float64, device=weights.device)
-    _adamw[(len(changes),)](
-        weights, grads, exp_avg, exp_avg_sq, changes, count,
+    found = torch.empty(triton.cdiv(count, _BLOCK), 2, dtype=torch.float64, device=weights.device)
+    _adamw[(len(found),)](
+        weights, grads, exp_avg, exp_avg_sq, weights if rounded is None else rounded, found, count,
         shrink, 1 - learning_rate * weight_decay, 1 - beta1, beta2, 1 - beta2,
         (1 - beta2**step) ** 0.5, eps, learning_rate / (1 - beta1**step),
-        BLOCK=_BLOCK, num_warps=8,
+        ROUND=rounded is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
-    return changes.sum().sqrt()
+    squares, broken = found.sum(0).tolist()
+    return math.sqrt(squares), not broken

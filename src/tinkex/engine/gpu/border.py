@@ -84,7 +84,6 @@ class Border:
         self._held: tuple[tuple[int, int], ...] = ()
         self._shape: tuple[object, ...] = ()
         self._places: dict[tuple[LoraLayout, int], Places] = {}
-        self._sound: dict[tuple[int, int], bool] = {}
         self._last: tuple[Sequence[Segment], int, Stack] | None = None
 
     def weight(self, name: str, ranks: int) -> torch.Tensor:
@@ -107,7 +106,7 @@ class Border:
         """Load what some segments need; None where it does not fit."""
         if self._last is not None and self._last[0] is segments and self._last[1] == tokens:
             found = self._last[2]
-            if found.foreign_tr is not None and not self._finite(found.entries):
+            if found.foreign_tr is not None and not _sound(found.entries):
                 return None
             self._load(found.entries, found.ranks)
             return found
@@ -128,24 +127,13 @@ class Border:
         whole = len(entries) == 1 and sum(s.end - s.start for s in entries[0].segments) == tokens
         masks: tuple[torch.Tensor, ...] = ()
         if ranks and not whole:
-            if not self._finite(entries):
+            if not _sound(entries):
                 return None
             masks = own_and_foreign(entries, ranks, tokens, self.bt[HEAD].device)
         self._load(entries, ranks)
         stack = Stack(ranks, tuple(entries), *(masks or (None,)))
         self._last = (segments, tokens, stack)
         return stack
-
-    def _finite(self, entries: Sequence[Entry]) -> bool:
-        """Whether all factors are finite; looked at once for each version of an adapter."""
-        known = {key: self._sound[key] for key in map(_version, entries) if key in self._sound}
-        new = [entry for entry in entries if _version(entry) not in known]
-        if new:
-            flags = [torch.isfinite(entry.adapter.compute.flat).all() for entry in new]
-            for entry, flag in zip(new, torch.stack(flags).tolist(), strict=True):
-                known[_version(entry)] = bool(flag)
-        self._sound = known
-        return all(known.values())
 
     def _load(self, entries: Sequence[Entry], ranks: int) -> None:
         held = tuple(map(_version, entries))
@@ -197,6 +185,10 @@ class Border:
         return self._places[key]
 
 
+def _sound(entries: Sequence[Entry]) -> bool:
+    return all(entry.adapter.is_sound() for entry in entries)
+
+
 def _version(entry: Entry) -> tuple[int, int]:
     return id(entry.adapter), entry.adapter.version
 
@@ -205,11 +197,11 @@ def own_and_foreign(
     entries: Sequence[Entry], ranks: int, tokens: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which ranks are not a token's own, `[T, R]`, and the bounds of those that are, `[T, 2]`."""
-    foreign = np.ones((tokens, ranks), np.bool_)
     spans = np.zeros((tokens, 2), np.int32)
     for entry in entries:
         end = entry.start + entry.adapter.rank
         for segment in entry.segments:
-            foreign[segment.start : segment.end, entry.start : end] = False
             spans[segment.start : segment.end] = entry.start, end
-    return sent(foreign, device), sent(spans, device)
+    spans_t2 = sent(spans, device)
+    rank_r = torch.arange(ranks, dtype=torch.int32, device=device)
+    return (rank_r < spans_t2[:, :1]) | (rank_r >= spans_t2[:, 1:]), spans_t2
