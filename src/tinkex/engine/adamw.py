@@ -82,7 +82,7 @@ def shrinkage(norm: float, largest: float) -> float:
 
 
 class Step(NamedTuple):
-    """What a step did: the norm of the change, and if the rounded weights follow, whether all are finite."""
+    """The norm of a step's change and, where the rounded weights followed, whether all are finite."""
 
     change: float
     sound: bool | None = None
