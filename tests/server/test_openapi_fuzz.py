@@ -196,6 +196,14 @@ def allowed_body(live: Live, name: str, case: Case) -> Any:
     return case.body if isinstance(case.body, NotSet) else live.body(name, case.body)
 
 
+@pytest.mark.parametrize("name", [".", "..", "...", ".a", "..a", "a/b", "a\n", "a" * 200, "a" * 256])
+def test_the_names_of_checkpoints_are_described_as_they_are_taken(place: Place, name: str):
+    live = place.live()
+    body = live.body("save_weights", {"model_id": "", "path": name, "seq_id": 1})
+    taken = place.send("save_weights", live, raw(body)).status == 200
+    assert place.told.allows("save_weights", body) == taken == (name in ("...", ".a", "..a", "a" * 200))
+
+
 @each_route()
 def test_what_the_description_allows_is_taken(place: Place, name: str):
     examples(FEW)(given(st.data())(lambda data: check_allowed(place, name, data)))()

@@ -22,7 +22,7 @@ __all__ = [
 
 SEGMENTS: dict[CheckpointType, str] = {kind: segment for segment, kind in KINDS.items()}
 CLONE_BLOCK = 1_000_000_000  # a clone's sample numbers start at its id times this
-NAME = r"[A-Za-z0-9_.:=@+,~-]{1,255}"  # a checkpoint's name, as a regular expression
+NAME = r"(?!\.{1,2}$)[A-Za-z0-9_.:=@+,~-]{1,255}"  # a checkpoint's name, as a regular expression
 _NAME = re.compile(NAME)
 
 parse: Final = ParsedCheckpointTinkerPath.from_tinker_path
@@ -30,7 +30,7 @@ parse: Final = ParsedCheckpointTinkerPath.from_tinker_path
 
 def check_name(name: object) -> str:
     """A checkpoint name fit for one path segment, or a refusal that says what is allowed."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"checkpoint name: {shown(name)} is not allowed; use 1 to 255 of "
             "A-Z a-z 0-9 _ . : = @ + , ~ - and no slash"
