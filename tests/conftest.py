@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 from tinkex.notices import forget_notices
 
 pytest_plugins = ["tests.leak_scan"]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look at it again in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
