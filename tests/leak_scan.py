@@ -2,7 +2,8 @@
 
 Every `Secret` that comes into being is remembered. What a test prints and logs and the text of its failure
 are looked through when it ends; every file it leaves, when the session ends. Files that are there to hold
-a credential are named here.
+a credential are named here. Where workers share the tests (`-n`), each tells what it remembers as it ends,
+and the files of all are looked through together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,8 @@ from tinkex.config import Secret
 SCAN = pytest.StashKey["LeakScan"]()
 LEAKED = pytest.StashKey[bool]()
 FOUND = pytest.StashKey[list[Path]]()
+TOLD = "tinkex_credentials"
+"""What a worker calls the credentials it tells of."""
 
 SHORTEST = 12
 """Shorter ones (`tml-test`) are words that stand in tests themselves."""
@@ -106,10 +110,20 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Remember what a worker remembered; one that crashed has told nothing."""
+    node.config.stash[SCAN].known.update(getattr(node, "workeroutput", {}).get(TOLD, ()))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that left a credential in a file."""
     scan = session.config.stash[SCAN]
     scan.end()
+    told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:  # this is a worker: its files lie among those of the session it works for
+        told[TOLD] = sorted(scan.known)
+        return
     factory: pytest.TempPathFactory | None = getattr(session.config, "_tmp_path_factory", None)
     root = getattr(factory, "_basetemp", None)
     if root is not None:

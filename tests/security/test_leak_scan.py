@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,21 @@ def test_kept_where_it_belongs(tmp_path):
 """
 
 
-def run(tmp_path: Path, program: str) -> tuple[int, str]:
+NO_WORKERS = pytest.mark.skipif(find_spec("xdist") is None, reason="pytest-xdist is not installed")
+TWO = pytest.param(("-p", "xdist", "-n", "2"), marks=NO_WORKERS)
+
+
+@pytest.fixture(params=[(), TWO], ids=["one process", "two workers"])
+def workers(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param
+
+
+def run(tmp_path: Path, program: str, workers: tuple[str, ...]) -> tuple[int, str]:
     (tmp_path / "test_planted.py").write_text(program)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     words = ["-p", "tests.leak_scan", "-p", "no:cacheprovider", "-rA", "--basetemp", str(tmp_path / "base")]
-    words += ["-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    words += ["-c", os.devnull, "--rootdir", str(tmp_path), *workers, str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         env=env, cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -74,8 +85,8 @@ def run(tmp_path: Path, program: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_what_is_printed_logged_and_raised(tmp_path: Path):
-    code, said = run(tmp_path, PLANTED)
+def test_what_is_printed_logged_and_raised(tmp_path: Path, workers: tuple[str, ...]):
+    code, said = run(tmp_path, PLANTED, workers)
     assert code == 1
     caught = {line.split("::")[1].split()[0] for line in said.splitlines() if "can be read in what" in line}
     assert caught == {
@@ -89,8 +100,8 @@ def test_what_is_printed_logged_and_raised(tmp_path: Path):
     assert "tml-planted-planted-" not in said
 
 
-def test_what_is_left_in_files(tmp_path: Path):
-    code, said = run(tmp_path, LEFT)
+def test_what_is_left_in_files(tmp_path: Path, workers: tuple[str, ...]):
+    code, said = run(tmp_path, LEFT, workers)
     assert code == 1
     found = [line for line in said.splitlines() if "a credential lies in" in line]
     assert len(found) == 1
