@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -195,11 +194,10 @@ asyncio.run(copy_folder(source, Path("checkpoints/b/weights/one-2")))
     assert (power.root / "checkpoints/b/weights/one-2/file").read_bytes() == b"x" * 10_000
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="the engine is not installed")
 def test_a_folder_an_engine_wrote_is_there(power: Power):
     script = """
 from pathlib import Path
-from tinkex.engine.checkpoints import fresh_folder
+from tinkex.engine.fresh_folder import fresh_folder
 for text in ("first", "second"):
     with fresh_folder(Path("snapshots/model/3")) as place:
         (place / "file").write_text(text)

@@ -31,7 +31,9 @@ def test_a_module_imports_nothing_else(path):
     assert set(imported(path)) <= allowed
 
 
-@pytest.mark.parametrize("name", ["messages", "codec", "faults", "host", "desk", "child", "model_folder"])
+@pytest.mark.parametrize(
+    "name", ["messages", "codec", "faults", "host", "desk", "child", "model_folder", "fresh_folder"]
+)
 def test_what_a_control_plane_reads_needs_no_torch(name):
     code = (
         f"import sys, tinkex.engine.{name}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from .adamw import AdamState
 from .adapters import Adapter, LoraLayout, LoraTensors
 from .base_model import BaseModel
-from .durable import make_folders, sync, sync_all
 from .faults import ServerFault, UserFault
+from .fresh_folder import fresh_folder
 from .kill_points import reach
 from .tensor_files import DISK_ERRORS, write_tensors
 from .trainer import TrainState
@@ -184,43 +181,3 @@ def _adapter(
         dtype=base.dtype,
         flat=flat,
     )
-
-
-class fresh_folder:  # noqa: N801
-    """A context that writes a folder aside and puts it in place, whole and on disk, when it ends well."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-
-    def __enter__(self) -> Path:
-        shutil.rmtree(self.aside, ignore_errors=True)
-        try:
-            make_folders(self.folder.parent)
-            self.aside.mkdir()
-        except BaseException:
-            shutil.rmtree(self.aside, ignore_errors=True)
-            raise
-        return self.aside
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is not None:
-            shutil.rmtree(self.aside, ignore_errors=True)
-            return
-        old = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.old")
-        try:
-            reach("folder: before it is synced")
-            sync_all(self.aside)
-            if self.folder.exists():
-                self.folder.rename(old)
-            reach("folder: before it is renamed")
-            self.aside.rename(self.folder)
-            reach("folder: after it is renamed")
-            sync(self.folder.parent)
-        except BaseException:
-            if old.exists() and not self.folder.exists():
-                old.rename(self.folder)
-            shutil.rmtree(self.aside, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-            raise
-        shutil.rmtree(old, ignore_errors=True)

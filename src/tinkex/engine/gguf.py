@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from .checkpoints import fresh_folder
 from .faults import UserFault
+from .fresh_folder import fresh_folder
 from .gguf_header import check_lengths
 
 _TOP = {

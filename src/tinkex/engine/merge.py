@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from .adapters import Adapter, LoraSite
-from .checkpoints import fresh_folder
 from .faults import UserFault
+from .fresh_folder import fresh_folder
 from .lora import HEAD
 
 _INDEX = "model.safetensors.index.json"

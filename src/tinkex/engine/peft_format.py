@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 from .adapters import Adapter, LoraSite
 from .base_model import BaseModel
-from .checkpoints import fresh_folder, layout_of
+from .checkpoints import layout_of
 from .faults import UserFault
+from .fresh_folder import fresh_folder
 from .model_folder import refuse_pickles
 from .tensor_files import write_tensors
 
