@@ -12,7 +12,7 @@ from tinkex.engine import gpu
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.trainer import Trainer, TrainState
 
-from .cpu_stand_ins import install
+from .cpu_stand_ins import DoneAgain, install
 from .kernel_modes import MODE
 from .sampling_models import request, sample
 from .test_gpu_fused import CONFIGS, plain_model
@@ -74,8 +74,12 @@ def test_mixed_ranks_joined_are_each_alone(fused):
         check(plain, state, datums, result)
 
 
-def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused):
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, recorded, monkeypatch):
     _, base = fused
+    if recorded:
+        monkeypatch.setattr("tinkex.engine.runner.Recorder", DoneAgain)
+        DoneAgain.replays = 0
     adapters = {f"v{rank}": filled_adapter(base, rank, seed=rank) for rank in (4, 17)}
     random = np.random.default_rng(0)
     asked, requests = {}, []
@@ -87,6 +91,7 @@ def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused):
         given |= {"temperature": 0.0} if i == 3 else {}
         requests.append(request(f"r{i}", prompt, max_tokens=6, stop=(), seed=i, **given))
     got = sample(base, *requests, adapters=adapters)
+    assert not recorded or DoneAgain.replays >= 6
     for name, (version, prompt) in asked.items():
         whole = np.concatenate([prompt, got.of(name)])
         assert len(whole) == len(prompt) + 6

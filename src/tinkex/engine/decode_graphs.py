@@ -12,8 +12,8 @@ Shape letters: R rows of the graph, W blocks a row, C hidden size, N ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import torch
 
 from .adapters import Adapter, LoraTensors
 from .base_model import BaseModel
+from .graph_recording import Recorder
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, paged_attention
 from .plan import Plan, Segment
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .sampling_rows import Row
 
 _FEWEST_BLOCKS = 16
-_WARM_RUNS = 2
 
 
 class AdapterSlot:
@@ -66,11 +66,10 @@ class _Recorded:
 class DecodeGraphs:
     """The graphs of one base model and cache, recorded when first needed."""
 
-    def __init__(self, base: BaseModel, cache: KvCache) -> None:
-        self.base, self.cache = base, cache
+    def __init__(self, base: BaseModel, cache: KvCache, recorder: Recorder) -> None:
+        self.base, self.cache, self.recorder = base, cache, recorder
         self._slots: dict[tuple[int, int, float], AdapterSlot] = {}
         self._graphs: dict[tuple[int, int, object], _Recorded] = {}
-        self._pool: Any = None
         # What graphs read must outlive their recording.
         self._offsets = torch.arange(cache.block_size, device=base.device)
         self._rows: list[Row] | None = None
@@ -79,9 +78,7 @@ class DecodeGraphs:
         decoder = base.decoder
         self.border = decoder.border if decoder is not None else None
         self.usable = (
-            base.device.type == "cuda"
-            and decoder is not None
-            and all(layer.dense for layer in decoder.layers)
+            recorder.usable and decoder is not None and all(layer.dense for layer in decoder.layers)
         )
 
     def fits(self, batch: DecodeBatch) -> bool:
@@ -137,10 +134,8 @@ class DecodeGraphs:
             self._table = np.full((len(recorded.ids_r), width), self.cache.blocks, np.int64)
             recorded.positions_r[count:].zero_()
             recorded.places_r[count:].fill_(self.cache.sink)
-            if recorded.stack is not None and stack is not None and stack.foreign_tr is not None:
-                pairs = zip(recorded.stack.masks, stack.masks, strict=True)
-                for into, given in pairs:
-                    into[:count].copy_(given)
+            if recorded.stack is not None and stack is not None:
+                recorded.stack.take_masks(stack)
         for i in range(count) if entering is None else entering.tolist():
             held = batch.rows[i].table
             assert held is not None
@@ -156,12 +151,7 @@ class DecodeGraphs:
         places_r = torch.full((rows,), self.cache.sink, dtype=whole, device=device)
         blocks_rw = torch.full((rows, width), self.cache.blocks, dtype=whole, device=device)
         offsets = self._offsets
-        if stack is not None:
-            stack = replace(stack, entries=())  # a graph outlives the adapters it was recorded with
-        if stack is not None and stack.foreign_tr is not None:
-            foreign_rn = torch.ones(rows, stack.ranks, dtype=torch.bool, device=device)
-            spans_r2 = torch.zeros(rows, 2, dtype=torch.int32, device=device)
-            stack = replace(stack, foreign_tr=foreign_rn, spans_t2=spans_r2)
+        stack = None if stack is None else stack.apart(rows)
 
         def once() -> torch.Tensor:
             table_rl = None
@@ -182,17 +172,7 @@ class DecodeGraphs:
                 plan.scratch["stack"] = stack
             return self.base.hidden_states(ids_r[None], positions_r[None], plan)
 
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_RUNS):
-                once()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            hidden_rc = once()
+        graph, hidden_rc = self.recorder.record(once)
         return _Recorded(graph, ids_r, positions_r, places_r, blocks_rw, stack, hidden_rc)
 
 

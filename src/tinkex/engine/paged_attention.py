@@ -51,6 +51,8 @@ class PagedBatch:
     dense: DenseRows | None = None
     targets: torch.Tensor | None = None
     pieces: tuple[Piece, ...] = ()
+    reads_prompts: bool = False
+    """Whether all tokens after the decoded rows are prompts whose bounds are on the device alone."""
     plain: bool = False
     """Decode by plain products: a fused kernel may round a row otherwise at another place in the batch."""
 

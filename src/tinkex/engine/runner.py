@@ -19,11 +19,13 @@ import torch
 from .adapter_stack import AdapterStacks
 from .adapters import Adapter
 from .base_model import BaseModel
-from .decode_batch import DecodeBatch, Slots, places_of
+from .decode_batch import DecodeBatch, Ints, Slots, places_of
 from .decode_graphs import DecodeGraphs
+from .graph_recording import Recorder
 from .kv_cache import DenseRows, KvCache
 from .paged_attention import PagedBatch, Piece, paged_attention
 from .plan import Plan, Segment, join_segments
+from .prompt_graphs import PromptGraphs
 from .sampling_math import Drawn, draw
 from .sampling_rows import DrawRows, Job, Row
 from .scheduler import Pass, PieceWork
@@ -68,7 +70,9 @@ class Runner:
         self.base, self.cache, self.ahead = base, cache, ahead
         self.slots = Slots(DenseRows(cache, dense_bytes) if dense_bytes else None)
         self.stacks = AdapterStacks(base)
-        self.graphs = DecodeGraphs(base, cache)
+        recorder = Recorder(base.device)
+        self.graphs = DecodeGraphs(base, cache, recorder)
+        self.prompt_graphs = PromptGraphs(base, cache, recorder)
         self.fast_draw = base.fast_draw()
         self._batch: DecodeBatch | None = None
         self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
@@ -162,6 +166,10 @@ class Runner:
             laid_out.append(Piece(start, end, piece.start, sent(whole, device) if piece.start else None))
             segments.append(Segment(piece.fill.job.adapter, start, end))
             start = end
+        if batch is None and not any(piece.start for piece in pieces):
+            recorded = self._recorded(prompts, pieces, join_segments(segments))
+            if recorded is not None:
+                return recorded
         given = sent(prompts, device)
         if batch is not None:
             rows = torch.stack([batch.ids_r, batch.positions_r, paged.places_t])
@@ -169,6 +177,14 @@ class Runner:
         paged = replace(paged, places_t=given[2], pieces=tuple(laid_out))
         plan = Plan(paged_attention, join_segments(segments), (0, start), paged)
         return self.base.hidden_states(given[0][None], given[1][None], plan)
+
+    def _recorded(
+        self, prompts: Ints, pieces: list[PieceWork], segments: tuple[Segment, ...]
+    ) -> torch.Tensor | None:
+        """Hidden states of prompts that begin here, by a recorded graph where one can serve them."""
+        if not self.prompt_graphs.fits(prompts.shape[1], len(pieces)):
+            return None
+        return self.prompt_graphs.run(prompts, [piece.end for piece in pieces], segments)
 
     def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
         """Score prompts, and keep the state that first tokens are drawn from."""

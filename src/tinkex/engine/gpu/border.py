@@ -56,6 +56,19 @@ class Stack:
         """What says which ranks are a token's own."""
         return tuple(x for x in (self.foreign_tr, self.spans_t2) if x is not None)
 
+    def apart(self, tokens: int) -> Stack:
+        """What a recorded pass of so many tokens holds: masks of its own, and no adapters."""
+        if self.foreign_tr is None:
+            return Stack(self.ranks, (), None)
+        device = self.foreign_tr.device
+        foreign_tr = torch.ones(tokens, self.ranks, dtype=torch.bool, device=device)
+        return Stack(self.ranks, (), foreign_tr, torch.zeros(tokens, 2, dtype=torch.int32, device=device))
+
+    def take_masks(self, given: Stack) -> None:
+        """Have the first tokens those ranks that are their own in another stack."""
+        for into, mask in zip(self.masks, given.masks, strict=True):
+            into[: len(mask)].copy_(mask)
+
     def keep_own(self, low: torch.Tensor) -> None:
         """Overwrite other adapters' parts of A's products `[T, M R]`."""
         if self.foreign_tr is not None:

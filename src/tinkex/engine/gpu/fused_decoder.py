@@ -160,7 +160,7 @@ class FusedLayer:
                     self.plain.window,
                 )
             )
-        if paged.pieces:
+        if paged.pieces or paged.reads_prompts:
             places, spans = prompt_contexts(plan, paged)
             k, v = k.index_select(0, places), v.index_select(0, places)
             outs.append(flash(q[paged.rows :], k, v, spans, self.plain.scaling, self.plain.window)[0])
