@@ -16,7 +16,7 @@ _COLUMNS = 64
 
 def _rows(tokens: int) -> int:
     """Tokens of a tile: few when there are few, so that every part of the device has some."""
-    return 16 if tokens <= 64 else 32 if tokens <= 512 else 64
+    return 16 if tokens <= 16 else 32 if tokens <= 128 else 64
 
 
 @triton.jit
