@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.server import state_check
+from tinkex.server import state_check, state_files
+from tinkex.server.checkpoint_files import files_in
 from tinkex.server.records import CheckpointRow, ModelRow, SessionRow
 from tinkex.server.state_check import NoState, check, check_and_fix
 from tinkex.server.state_folder import StateFolder, holder
@@ -355,6 +356,24 @@ def test_what_moves_while_it_is_looked_at_is_not_accused(state: Path):
             going.set()
             writer.join()
     assert check(state).clean
+
+
+@posix
+@pytest.mark.parametrize("quick", [False, True])
+def test_weights_that_go_in_the_middle_of_a_look_are_not_accused(
+    state: Path, quick: bool, monkeypatch: pytest.MonkeyPatch
+):
+    def listed(folder: Path) -> dict[str, int]:
+        found = files_in(folder)
+        if folder == state / CHECKPOINT:  # as a server does: the row, then the files
+            changed(state, Delete(CheckpointRow, checkpoint().path))
+            shutil.rmtree(folder)
+        return found
+
+    with StateFolder(state):
+        monkeypatch.setattr(state_files, "files_in", listed)
+        assert check(state, quick=quick).findings == []
+    assert not (state / CHECKPOINT).exists()
 
 
 # ---- weights against their checksums

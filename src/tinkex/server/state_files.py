@@ -76,6 +76,13 @@ def damage(state: Path, rows: Rows, *, quick: bool = False) -> Iterator[Finding]
 
 
 def _wrong_folder(state: Path, needed: Needed, quick: bool) -> Iterator[Finding]:
+    try:
+        yield from _wrong_files(state, needed, quick)
+    except FileNotFoundError:  # it went while it was looked at
+        yield Finding("damage", needed.folder, f"{needed.by} has no weights here")
+
+
+def _wrong_files(state: Path, needed: Needed, quick: bool) -> Iterator[Finding]:
     folder = state / needed.folder
     files = files_in(folder) if folder.is_dir() and not folder.is_symlink() else {}
     weights = [name for name in files if name.endswith(".safetensors")]
