@@ -8,10 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tinkex.notices import forget_notices
 
 pytest_plugins = ["tests.leak_scan"]
+settings.register_profile("suite", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("suite")
 
 
 def pytest_collection_finish() -> None:
