@@ -74,13 +74,21 @@ def check(border, segments, tokens=12):
 def test_any_mixture_is_one_product(border):
     first, second, third = adapter(8, 1), adapter(40, 2), adapter(3, 3, head=False)
     alone = check(border, (Segment(first, 0, 12),))
-    assert (alone.ranks, alone.foreign_tr, alone.spans_t2) == (STEP, None, None)
+    assert (alone.ranks, alone.spans_t2) == (STEP, None)
     mixed = check(border, (Segment(first, 0, 4), Segment(None, 4, 6), Segment(second, 6, 12)))
     assert mixed.ranks == 2 * STEP
     assert mixed.spans_t2.tolist() == [[0, 8]] * 4 + [[0, 0]] * 2 + [[8, 48]] * 6
     check(border, (Segment(third, 0, 5), Segment(first, 5, 12)))
     check(border, (Segment(third, 0, 12),))
     assert check(border, (Segment(None, 0, 12),)).ranks == 0
+
+
+def test_adapters_of_even_ranks_come_first(border):
+    ranks = (3, 40, 16, 64, 32)
+    segments = tuple(Segment(adapter(rank, rank), 2 * i, 2 * i + 2) for i, rank in enumerate(ranks))
+    stack = check(border, segments)
+    assert [entry.adapter.rank for entry in stack.entries] == [64, 32, 16, 40, 3]
+    assert stack.spans_t2[::2].tolist() == [[152, 155], [112, 152], [96, 112], [0, 64], [64, 96], [0, 0]]
 
 
 def test_a_step_of_training_reaches_the_border(border):

@@ -316,6 +316,27 @@ def test_names_of_weights(dtype, count):
         assert found == _sums(weights)
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_only_own_ranks_are_kept(members):
+    from tinkex.engine.gpu.mask_kernels import keep_own
+
+    ranks, tokens = 96, 70
+    wide = normal(tokens, members * ranks + 16)
+    low = wide[:, : members * ranks]
+    low[3] = float("nan")
+    begin = torch.randint(0, 90, (tokens,))
+    spans = torch.stack([begin, begin + 6], 1).int()
+    spans[5] = 0
+    rank = torch.arange(ranks)
+    own = (rank >= spans[:, :1]) & (rank < spans[:, 1:])
+    wanted = torch.where(own.repeat(1, members).to(DEVICE), low, 0.0)
+    rest = wide[:, members * ranks :].clone()
+    keep_own(low, spans.to(DEVICE), ranks)
+    if MODE != "compiled":
+        torch.testing.assert_close(low, wanted, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(wide[:, members * ranks :], rest)
+
+
 class Draws:
     """Logits with ties, impossible tokens and whole chunks of them, and what may be drawn."""
 

@@ -97,7 +97,7 @@ class DecodeGraphs:
         if self.border is not None:
             stack = self.border.stack(batch.segments, len(batch.rows))
             assert stack is not None
-            key: tuple[int, int, object] = (rows, width, (stack.ranks, stack.foreign_tr is not None))
+            key: tuple[int, int, object] = (rows, width, (stack.ranks, stack.spans_t2 is not None))
         else:
             slot = self._slot(batch.segments[0].adapter)
             key = (rows, width, None if slot is None else id(slot))
@@ -135,7 +135,7 @@ class DecodeGraphs:
             recorded.positions_r[count:].zero_()
             recorded.places_r[count:].fill_(self.cache.sink)
             if recorded.stack is not None and stack is not None:
-                recorded.stack.take_masks(stack)
+                recorded.stack.take_spans(stack)
         for i in range(count) if entering is None else entering.tolist():
             held = batch.rows[i].table
             assert held is not None

@@ -70,14 +70,14 @@ class PromptGraphs:
         if stack is None:
             return None
         room, most = rounded(tokens), rounded_prompts(len(lengths))
-        key = (room, most, stack.ranks, stack.foreign_tr is not None)
+        key = (room, most, stack.ranks, stack.spans_t2 is not None)
         recorded = self._graphs.get(key)
         if recorded is None:
             recorded = self._graphs[key] = self._record(room, most, stack.apart(room))
         padded, ends = laid_out(given, lengths, room, most, self.cache.sink)
         send_into(recorded.given_3t, padded)
         send_into(recorded.ends_p, ends)
-        recorded.stack.take_masks(stack)
+        recorded.stack.take_spans(stack)
         recorded.graph.replay()
         return recorded.hidden_tc[:tokens]
 

@@ -11,7 +11,7 @@ Shape letters: O outputs, I inputs of a group, M its members, R ranks in all (a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,33 +46,33 @@ class Stack:
 
     ranks: int
     entries: tuple[Entry, ...]
-    foreign_tr: torch.Tensor | None
-    """Which ranks are not a token's own; None when all are."""
-    spans_t2: torch.Tensor | None = None
-    """The first of each token's own ranks and their end, where some are foreign."""
-
-    @property
-    def masks(self) -> tuple[torch.Tensor, ...]:
-        """What says which ranks are a token's own."""
-        return tuple(x for x in (self.foreign_tr, self.spans_t2) if x is not None)
+    spans_t2: torch.Tensor | None
+    """The first of each token's own ranks and their end; None when all ranks are everybody's."""
 
     def apart(self, tokens: int) -> Stack:
-        """What a recorded pass of so many tokens holds: masks of its own, and no adapters."""
-        if self.foreign_tr is None:
+        """What a recorded pass of so many tokens holds: spans of its own, and no adapters."""
+        if self.spans_t2 is None:
             return Stack(self.ranks, (), None)
-        device = self.foreign_tr.device
-        foreign_tr = torch.ones(tokens, self.ranks, dtype=torch.bool, device=device)
-        return Stack(self.ranks, (), foreign_tr, torch.zeros(tokens, 2, dtype=torch.int32, device=device))
+        return Stack(self.ranks, (), self.spans_t2.new_zeros(tokens, 2))
 
-    def take_masks(self, given: Stack) -> None:
+    def take_spans(self, given: Stack) -> None:
         """Have the first tokens those ranks that are their own in another stack."""
-        for into, mask in zip(self.masks, given.masks, strict=True):
-            into[: len(mask)].copy_(mask)
+        if self.spans_t2 is not None and given.spans_t2 is not None:
+            self.spans_t2[: len(given.spans_t2)].copy_(given.spans_t2)
 
     def keep_own(self, low: torch.Tensor) -> None:
         """Overwrite other adapters' parts of A's products `[T, M R]`."""
-        if self.foreign_tr is not None:
-            low.unflatten(1, (-1, self.ranks)).masked_fill_(self.foreign_tr[:, None], 0.0)
+        spans = self.spans_t2
+        if spans is None:
+            return
+        if low.is_cuda:
+            from .mask_kernels import keep_own
+
+            keep_own(low, spans, self.ranks)
+            return
+        rank_r = torch.arange(self.ranks, device=low.device)
+        foreign_tr = (rank_r < spans[:, :1]) | (rank_r >= spans[:, 1:])
+        low.unflatten(1, (-1, self.ranks)).masked_fill_(foreign_tr[:, None], 0.0)
 
 
 class Border:
@@ -119,7 +119,7 @@ class Border:
         """Load what some segments need; None where it does not fit."""
         if self._last is not None and self._last[0] is segments and self._last[1] == tokens:
             found = self._last[2]
-            if found.foreign_tr is not None and not _sound(found.entries):
+            if found.spans_t2 is not None and not _sound(found.entries):
                 return None
             self._load(found.entries, found.ranks)
             return found
@@ -129,22 +129,20 @@ class Border:
             if segment.adapter is not None:
                 by_owner.setdefault((id(segment.adapter), id(segment.grads)), []).append(segment)
         at = 0
-        for owned in by_owner.values():
-            adapter = owned[0].adapter
-            assert adapter is not None
+        for adapter, owned in sorted(_owners(by_owner.values()), key=lambda pair: -_even(pair[0].rank)):
             entries.append(Entry(adapter, at, tuple(owned)))
             at += adapter.rank
         if at > CAPACITY:
             return None
         ranks = -(-at // STEP) * STEP
         whole = len(entries) == 1 and sum(s.end - s.start for s in entries[0].segments) == tokens
-        masks: tuple[torch.Tensor, ...] = ()
+        spans = None
         if ranks and not whole:
             if not _sound(entries):
                 return None
-            masks = own_and_foreign(entries, ranks, tokens, self.bt[HEAD].device)
+            spans = own_spans(entries, tokens, self.bt[HEAD].device)
         self._load(entries, ranks)
-        stack = Stack(ranks, tuple(entries), *(masks or (None,)))
+        stack = Stack(ranks, tuple(entries), spans)
         self._last = (segments, tokens, stack)
         return stack
 
@@ -198,6 +196,20 @@ class Border:
         return self._places[key]
 
 
+def _owners(groups: Iterable[list[Segment]]) -> Iterator[tuple[Adapter, list[Segment]]]:
+    for owned in groups:
+        if owned[0].adapter is not None:
+            yield owned[0].adapter, owned
+
+
+def _even(rank: int) -> int:
+    """The largest power of two, up to a step, that divides a rank.
+
+    With such ranks first, kernels that go through the ranks in steps meet each adapter in as few as can be.
+    """
+    return min(rank & -rank, STEP)
+
+
 def _sound(entries: Sequence[Entry]) -> bool:
     return all(entry.adapter.is_sound() for entry in entries)
 
@@ -206,15 +218,11 @@ def _version(entry: Entry) -> tuple[int, int]:
     return id(entry.adapter), entry.adapter.version
 
 
-def own_and_foreign(
-    entries: Sequence[Entry], ranks: int, tokens: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which ranks are not a token's own, `[T, R]`, and the bounds of those that are, `[T, 2]`."""
+def own_spans(entries: Sequence[Entry], tokens: int, device: torch.device) -> torch.Tensor:
+    """The first of each token's own ranks and their end, `[T, 2]`."""
     spans = np.zeros((tokens, 2), np.int32)
     for entry in entries:
         end = entry.start + entry.adapter.rank
         for segment in entry.segments:
             spans[segment.start : segment.end] = entry.start, end
-    spans_t2 = sent(spans, device)
-    rank_r = torch.arange(ranks, dtype=torch.int32, device=device)
-    return (rank_r < spans_t2[:, :1]) | (rank_r >= spans_t2[:, 1:]), spans_t2
+    return sent(spans, device)

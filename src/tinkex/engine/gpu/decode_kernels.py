@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-_TOKENS, _WARPS, _STAGES = 64, 2, 2
+_MANY = 1024
+"""From so many rows and heads on, small programs that run side by side read faster than larger ones."""
 
 
 @triton.jit
@@ -87,14 +88,16 @@ def decode_attention(
     scaling: float,
     window: int | None,
     *,
-    tokens: int = _TOKENS,
-    warps: int = _WARPS,
-    stages: int = _STAGES,
+    tokens: int | None = None,
+    warps: int | None = None,
+    stages: int = 2,
 ) -> torch.Tensor:
     """What each row's token sees: places `block * size + offset` of the pool, up to its own position."""
     rows, heads, size = q_rhd.shape
     kv_heads = k_pkd.shape[1]
     width = blocks_rw.shape[1]
+    many = rows * kv_heads >= _MANY
+    tokens, warps = tokens or (32 if many else 64), warps or (1 if many else 2)
     parts = 1
     # One program a row and head leaves most of the device idle when rows are few and contexts long.
     while parts < 16 and rows * kv_heads * parts < 256 and width * block_size > 4 * tokens * parts:

@@ -79,7 +79,7 @@ def add_norm(
     bt: torch.Tensor | None = None,
     spans: torch.Tensor | None = None,
     pair: bool | None = None,
-    step: int = 8,
+    step: int | None = None,
     warps: int = 16,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`x + y (+ low @ bt)`, that normalised, and each row's scale; without `y`, `x` is given back."""
@@ -92,6 +92,7 @@ def add_norm(
         # Two rows a program read the Bs once for both; few rows had better be spread over the device.
         pair = rows > _SPREAD
     pair = pair and lora
+    step = step or (16 if rows <= _SPREAD else 8)
     block = triton.next_power_of_2(columns)
     _add_norm[(triton.cdiv(rows, 2) if pair else rows,)](
         x, x if y is None else y, low if lora else x, bt if lora else x,

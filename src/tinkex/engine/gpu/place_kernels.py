@@ -16,7 +16,9 @@ _PIECES, _BLOCK = 64, 1024
 def _place(table, source, scale, start, ranks, PIECES: tl.constexpr, BLOCK: tl.constexpr):
     at = table + tl.program_id(0) * 7
     begin, address, stride, member = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
-    count, columns, scaled = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+    # In 32 bits: every number's row and column are found by a division.
+    count, columns = tl.load(at + 4).to(tl.int32), tl.load(at + 5).to(tl.int32)
+    scaled = tl.load(at + 6)
     target = address.to(tl.pointer_type(source.dtype.element_ty)) + (member * ranks + start) * stride
     by = tl.where(scaled == 1, scale, 1.0)
     each = tl.cdiv(tl.cdiv(count, PIECES), BLOCK) * BLOCK
@@ -25,7 +27,8 @@ def _place(table, source, scale, start, ranks, PIECES: tl.constexpr, BLOCK: tl.c
         n = here + tl.arange(0, BLOCK)
         inside = n < count
         value = tl.load(source + begin + n, mask=inside, other=0.0).to(tl.float32) * by
-        spot = n // columns * stride + n % columns
+        row = n // columns
+        spot = row * stride + (n - row * columns)
         tl.store(target + spot, value.to(source.dtype.element_ty), mask=inside)
 
 
