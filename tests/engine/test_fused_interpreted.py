@@ -12,7 +12,7 @@ from tinkex.engine import gpu
 from tinkex.engine.base_model import BaseModel
 from tinkex.engine.trainer import Trainer, TrainState
 
-from .cpu_stand_ins import DoneAgain, install
+from .cpu_stand_ins import Arrived, DoneAgain, install
 from .kernel_modes import MODE
 from .sampling_models import request, sample
 from .test_gpu_fused import CONFIGS, plain_model
@@ -79,6 +79,7 @@ def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, record
     _, base = fused
     if recorded:
         monkeypatch.setattr("tinkex.engine.runner.Recorder", DoneAgain)
+        monkeypatch.setattr("tinkex.engine.runner._OnTheWay", Arrived)
         DoneAgain.replays = 0
     adapters = {f"v{rank}": filled_adapter(base, rank, seed=rank) for rank in (4, 17)}
     random = np.random.default_rng(0)
@@ -90,7 +91,7 @@ def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, record
         given = {} if version is None else {"version": version}
         given |= {"temperature": 0.0} if i == 3 else {}
         requests.append(request(f"r{i}", prompt, max_tokens=6, stop=(), seed=i, **given))
-    got = sample(base, *requests, adapters=adapters)
+    got = sample(base, *requests, adapters=adapters, ahead=recorded)
     assert not recorded or DoneAgain.replays >= 6
     for name, (version, prompt) in asked.items():
         whole = np.concatenate([prompt, got.of(name)])

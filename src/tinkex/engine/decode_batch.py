@@ -8,6 +8,8 @@ Shape letters: R decoded rows, L longest context among them.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -59,17 +61,25 @@ class DecodeBatch:
     """Rows, their draw, and the plan of their next step."""
 
     def __init__(
-        self, rows: list[Row], cache: KvCache, slots: Slots, stacks: AdapterStacks, base: BaseModel
+        self,
+        rows: list[Row],
+        cache: KvCache,
+        slots: Slots,
+        stacks: AdapterStacks,
+        base: BaseModel,
+        ids_r: torch.Tensor | None = None,
     ) -> None:
+        """`ids_r` are the rows' last tokens, where the host does not know them yet."""
         self.rows, self.cache, self.slots, self.device = rows, cache, slots, base.device
-        self.draws = DrawRows(rows, base.vocab_size, base.device)
+        self._vocab = base.vocab_size
         stacked = stacks.segment([row.adapter for row in rows])
         each = [Segment(row.adapter, i, i + 1) for i, row in enumerate(rows)]
         segments = join_segments(each) if stacked is None else (stacked,)
         self.positions = computed = np.array([row.computed for row in rows], np.int64)
         """Where each row's token stands, on the host; `positions_r` is the same on the device."""
-        last = np.array([row.token(row.computed) for row in rows], np.int64)
-        self.ids_r = sent(last, base.device)
+        if ids_r is None:
+            ids_r = sent(np.array([row.token(row.computed) for row in rows], np.int64), base.device)
+        self.ids_r = ids_r
         self.positions_r = sent(computed, base.device)
         self.paged = PagedBatch(
             cache,
@@ -81,6 +91,11 @@ class DecodeBatch:
         )
         self.plan = Plan(paged_attention, segments, (0, len(rows)), self.paged)
         self._until_block = 0
+
+    @cached_property
+    def draws(self) -> DrawRows:
+        """How the rows' tokens are drawn; laid out while the device computes what they are drawn from."""
+        return DrawRows(self.rows, self._vocab, self.device)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -137,13 +152,11 @@ class DecodeBatch:
         width = -(-self.paged.longest // size)
         table = np.full((len(self.rows), width), self.cache.blocks, np.int64)
         for i, row in enumerate(self.rows):
-            assert row.table is not None
-            count = min(width, len(row.table.blocks))
-            table[i, :count] = row.table.blocks[:count]
+            blocks = row.home.blocks[:width]
+            table[i, : len(blocks)] = blocks
         places = table[:, :, None] * size + np.arange(size)
         return sent(places.reshape(len(table), -1), self.device)
 
 
 def _block(row: Row, size: int) -> int:
-    assert row.table is not None
-    return row.table.blocks[row.computed // size]
+    return row.home.blocks[row.computed // size]

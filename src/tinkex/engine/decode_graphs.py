@@ -137,9 +137,7 @@ class DecodeGraphs:
             if recorded.stack is not None and stack is not None:
                 recorded.stack.take_spans(stack)
         for i in range(count) if entering is None else entering.tolist():
-            held = batch.rows[i].table
-            assert held is not None
-            blocks = held.blocks[:width]
+            blocks = batch.rows[i].home.blocks[:width]
             self._table[i, : len(blocks)] = blocks
         send_into(recorded.blocks_rw, self._table)
 

@@ -222,9 +222,21 @@ class Runner:
         if not self.ahead:
             return outcome(draws, drawn)
         coming = _OnTheWay(drawn)
-        if batch is not None and not work.starts and not work.pieces:
-            self._begin_next(batch)
+        following = self._following(work, batch, drawn.tokens_r)
+        if following is not None:
+            self._begin_next(following)
         return coming.arrived(draws)
+
+    def _following(self, work: Pass, batch: DecodeBatch | None, ids_r: torch.Tensor) -> DecodeBatch | None:
+        """The rows of the next pass if none ends now; None where they cannot be told."""
+        if any(piece.last and isinstance(piece.fill.owner, Row) for piece in work.pieces):
+            return None
+        if not work.starts:
+            return batch
+        rows = [*work.rows, *work.starts]
+        if not all(row.holds_next(self.cache.block_size) for row in rows):
+            return None
+        return DecodeBatch(rows, self.cache, self.slots, self.stacks, self.base, ids_r)
 
     def _take_begun(self, batch: DecodeBatch) -> torch.Tensor | None:
         """The hidden states of a step begun ahead, for those of its rows that went on."""
@@ -246,10 +258,7 @@ class Runner:
         What it writes lies behind every row's tokens, in blocks the rows hold; if a row does not go on, the
         next owner of its block writes before it reads.
         """
-        size = self.cache.block_size
-        held = all(
-            row.table is not None and len(row.table.blocks) * size > row.computed for row in batch.rows
-        )
+        held = all(row.holds_next(self.cache.block_size) for row in batch.rows)
         if held and batch.paged.longest <= self.base.context_length and self.graphs.fits(batch):
             self._begun = (batch, self._decode(batch))
 

@@ -43,6 +43,8 @@ class SamplerOptions:
     pass_tokens: int | None = None
     block_size: int = 16
     deterministic: bool = False
+    ahead: bool | None = None
+    """Whether steps begin before the last one's tokens are read."""
 
 
 class Sampler:
@@ -63,20 +65,19 @@ class Sampler:
         blocks = max(budget // (size * bytes_per_token(base.config, base.dtype)), 1)
         self.pool = BlockPool(blocks, size)
         self.cache = KvCache(base.config, blocks, size, base.device, base.dtype)
+        ahead = kind == "cuda" if options.ahead is None else options.ahead
         self.runner: Runner | ExactRunner
         if options.deterministic:
             self.runner = ExactRunner(base, self.cache)
         else:
-            self.runner = Runner(
-                base, self.cache, dense_bytes=budget if kind == "cpu" else 0, ahead=kind == "cuda"
-            )
+            self.runner = Runner(base, self.cache, dense_bytes=budget if kind == "cpu" else 0, ahead=ahead)
         tokens = options.pass_tokens or (512 if kind == "cpu" else 8192)
         self.scheduler = Scheduler(
             self.pool,
             max_rows=options.max_rows,
             pass_tokens=tokens,
             chunk=size if options.deterministic else None,
-            ahead=kind == "cuda" and not options.deterministic,
+            ahead=ahead and not options.deterministic,
         )
         self._streams = count(1)
         self._arrivals = count(1)

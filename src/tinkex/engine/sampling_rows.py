@@ -74,6 +74,20 @@ class Row:
     watch: StopWatch
     computed: int
     table: Table | None = None
+    coming: Table | None = None
+    """The table it will have if it goes on after its first token."""
+
+    @property
+    def home(self) -> Table:
+        """Where its tokens lie, or will."""
+        found = self.table or self.coming
+        assert found is not None
+        return found
+
+    def holds_next(self, size: int) -> bool:
+        """Whether it has a block, of this size, for the token after its computed ones."""
+        found = self.table or self.coming
+        return found is not None and len(found.blocks) * size > self.computed
 
     @property
     def adapter(self) -> Adapter | None:

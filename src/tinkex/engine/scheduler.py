@@ -131,7 +131,7 @@ class Scheduler:
         for row in self.rows:
             if row.computed % size == 0 or row.stream in self._unplaced:
                 self._place(row)
-            elif self.ahead and (row.computed + 1) % size == 0:
+            if self.ahead and (row.computed + 1) % size == 0:
                 self._place_ahead(row)
         if any(row.table is None for row in self.rows):
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
@@ -370,6 +370,16 @@ class Scheduler:
             room -= end - fill.done
             if piece.last and isinstance(fill.owner, Job):
                 self._begin(fill.owner, work)
+                if self.ahead:
+                    self._show_home(fill, work.starts)
+
+    def _show_home(self, fill: Fill, starts: list[Row]) -> None:
+        """Tell a prompt's only row where it will go on, with a block for its next token if one is free."""
+        if fill.job.request.num_samples == 1 and starts and starts[-1].job is fill.job:
+            end = len(fill.tokens)
+            with contextlib.suppress(OutOfBlocks):
+                self._copies += self.pool.reserve(fill.table, end, end + 1)
+            starts[-1].coming = fill.table
 
     def _reserve_piece(self, fill: Fill, end: int, work: Pass) -> bool:
         while True:
