@@ -316,6 +316,19 @@ def test_names_of_weights(dtype, count):
         assert found == _sums(weights)
 
 
+def test_many_additions_at_once():
+    from tinkex.engine.gpu.sum_kernels import add_all
+
+    sizes = [1, 7, 2048, 70_000, 5]
+    into = [torch.randn(size).to(DEVICE) for size in sizes]
+    given = [torch.randn(size).to(DEVICE) for size in sizes]
+    scales = [1.0, -0.5, 2.0, 0.125, 3.0]
+    wanted = [x + y * scale for x, y, scale in zip(into, given, scales, strict=True)]
+    add_all(list(zip(into, given, scales, strict=True)))
+    for found, want in zip(into, wanted, strict=True):
+        agree(found, want, 1e-6)
+
+
 @pytest.mark.parametrize("members", [1, 3])
 def test_only_own_ranks_are_kept(members):
     from tinkex.engine.gpu.mask_kernels import keep_own
@@ -327,6 +340,7 @@ def test_only_own_ranks_are_kept(members):
     begin = torch.randint(0, 90, (tokens,))
     spans = torch.stack([begin, begin + 6], 1).int()
     spans[5] = 0
+    spans[64:] = torch.tensor([32, 64])
     rank = torch.arange(ranks)
     own = (rank >= spans[:, :1]) & (rank < spans[:, 1:])
     wanted = torch.where(own.repeat(1, members).to(DEVICE), low, 0.0)

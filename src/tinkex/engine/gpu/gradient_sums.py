@@ -17,7 +17,7 @@ class Sums:
     """What is to be added where, until `add` does it."""
 
     def __init__(self) -> None:
-        self._pairs: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._additions: list[tuple[torch.Tensor, torch.Tensor, float]] = []
 
     def wants(self, stack: Stack, group: LoraGroup) -> bool:
         """Whether anybody's gradient of a group is asked for."""
@@ -48,14 +48,17 @@ class Sums:
 
     def add(self) -> None:
         """Add everything taken."""
-        for scale, (targets, sources) in self._pairs.items():
-            torch._foreach_add_(targets, sources, alpha=scale)
-        self._pairs.clear()
+        if self._additions and self._additions[0][0].is_cuda:
+            from .sum_kernels import add_all
+
+            add_all(self._additions)
+        else:
+            for into, rows, scale in self._additions:
+                into.add_(rows, alpha=scale)
+        self._additions.clear()
 
     def _take(self, scale: float, into: torch.Tensor, rows: torch.Tensor) -> None:
-        targets, sources = self._pairs.setdefault(scale, ([], []))
-        targets.append(into)
-        sources.append(rows)
+        self._additions.append((into, rows, scale))
 
 
 def _buffer(entry: Entry, group: str) -> LoraTensors | None:
