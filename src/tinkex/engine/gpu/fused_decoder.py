@@ -52,6 +52,13 @@ class _Kept(NamedTuple):
     low_down: _Low
 
 
+class _Little(NamedTuple):
+    """What is kept of a layer where the rest is computed again: the MLP's way down is not."""
+
+    x_tc: torch.Tensor
+    low_down: _Low
+
+
 class FusedLayer:
     """One layer, over the frozen tensors a plain one found."""
 
@@ -171,6 +178,20 @@ class FusedLayer:
     ) -> tuple[torch.Tensor, torch.Tensor, _Kept]:
         """As `run` for a training pass, with what its backward pass needs."""
         plain = self.plain
+        kept = self.as_far_as_the_gate(x_tc, y_tc, stack, plan, turn)
+        inner = gated(
+            kept.both_to, kept.low_both, self.second(plain.gate_up, stack), self.inner, stack.spans_t2
+        )
+        y, low_down, bt = self.whole(plain.down, inner, stack)
+        if bt is not None and low_down is not None:
+            y = y.addmm(low_down, bt)
+        return kept.middle_tc, y, kept._replace(low_down=low_down)
+
+    def as_far_as_the_gate(
+        self, x_tc: torch.Tensor, y_tc: _Low, stack: Stack, plan: Plan, turn: Rotation
+    ) -> _Kept:
+        """What a backward pass needs but for the product of A on the MLP's way down."""
+        plain = self.plain
         x_tc, normed, rstd = add_norm(x_tc, plain.norm_in.weight, plain.eps, y=y_tc)
         raw, low_qkv = self.project(plain.qkv, normed, stack)
         q, k, v = self.heads(raw, low_qkv, stack, turn)
@@ -180,11 +201,7 @@ class FusedLayer:
             x_tc, plain.norm_out.weight, plain.eps, y=y, low=low_out, bt=bt, spans=stack.spans_t2
         )
         both, low_both = self.project(plain.gate_up, normed, stack)
-        inner = gated(both, low_both, self.second(plain.gate_up, stack), self.inner, stack.spans_t2)
-        y, low_down, bt = self.whole(plain.down, inner, stack)
-        if bt is not None and low_down is not None:
-            y = y.addmm(low_down, bt)
-        kept = _Kept(
+        return _Kept(
             x_tc,
             rstd,
             raw,
@@ -196,9 +213,8 @@ class FusedLayer:
             middle_rstd,
             both,
             low_both,
-            low_down,
+            None,
         )
-        return middle, y, kept
 
     def backward(
         self, dy: torch.Tensor, kept: _Kept, stack: Stack, plan: Plan, turn: Rotation, need_dx: bool
@@ -328,10 +344,10 @@ class FusedDecoder(Decoder):
             x_tc = self.embed(input_ids[0])
             turn = self.rotary.at(x_tc, position_ids)
             y_tc: _Low = None
-            kept: list[tuple[torch.Tensor, _Kept | None]] = []
+            kept: list[_Kept | _Little] = []
             for layer in self.fused:
                 x_tc, y_tc, one = layer.forward(x_tc, y_tc, stack, plan, turn)
-                kept.append((one.x_tc, None if plan.checkpoint else one))
+                kept.append(_Little(one.x_tc, one.low_down) if plan.checkpoint else one)
             x_tc, hidden, rstd = add_norm(x_tc, self.norm.weight, self.eps, y=y_tc)
         return FusedPass(self, plan, stack, turn, kept, x_tc, rstd, hidden)
 
@@ -357,7 +373,7 @@ class FusedPass:
     plan: Plan
     stack: Stack
     turn: Rotation
-    kept: list[tuple[torch.Tensor, _Kept | None]]
+    kept: list[_Kept | _Little]
     last_tc: torch.Tensor
     rstd: torch.Tensor
     hidden: torch.Tensor
@@ -370,9 +386,10 @@ class FusedPass:
             assert dx is not None
             norm_backward(dhidden, self.last_tc, self.rstd, self.decoder.norm.weight, dx[:, :size])
             for layer in reversed(self.decoder.fused):
-                x_tc, kept = self.kept.pop()
-                if kept is None:
-                    kept = layer.forward(x_tc, None, self.stack, self.plan, self.turn)[2]
+                kept = self.kept.pop()
+                if isinstance(kept, _Little):
+                    again = layer.as_far_as_the_gate(kept.x_tc, None, self.stack, self.plan, self.turn)
+                    kept = again._replace(low_down=kept.low_down)
                 assert dx is not None
                 dx = layer.backward(dx, kept, self.stack, self.plan, self.turn, bool(self.kept))
 
