@@ -67,15 +67,14 @@ def second(low, bt, columns):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("pair", [False, True], ids=["one", "two"])
-def test_add_norm(ranks, pair):
+def test_add_norm(ranks):
     from tinkex.engine.gpu.norm_kernels import add_norm, norm_again, norm_backward
 
     columns = 48
     x, wide, weight = normal(TOKENS, columns), normal(TOKENS, columns + 8), normal(columns)
     y, low = wide[:, :columns], lows(ranks, 1)
     bt = normal(ranks[0], columns) if ranks[0] else None
-    total, normed, rstd = add_norm(x, weight, 1e-6, y=y, low=low, bt=bt, spans=ranks[1], pair=pair)
+    total, normed, rstd = add_norm(x, weight, 1e-6, y=y, low=low, bt=bt, spans=ranks[1])
     summed = x.float() + y.float()
     if bt is not None:
         summed += second(low, bt, [(0, columns)])
