@@ -555,6 +555,19 @@ def test_results_are_forgotten_unless_a_replay_may_need_them(run: Run):
     run(test)
 
 
+def test_an_operation_that_asked_for_nothing_is_forgotten_like_one_whose_body_was(run: Run):
+    async def test(store: Store) -> None:
+        await store.write(Put(session("s")), Put(model(snapshot=1)), Put(operation(1, body=b"")))
+        await store.write(Put(operation(2, body=b"")), Put(operation(0, body=b"asked")))
+        assert [row.seq for row in await store.queued(M)] == [0, 1, 2]
+        for seq in (0, 1, 2):
+            await store.write(Finish(f"{M}:{seq}", "done", 1.0, M, seq))
+        await store.write(ForgetResults(2.0))
+        assert [row.seq for row in await store.replay(M, -1)] == [0, 2]
+
+    run(test)
+
+
 def test_a_starting_server_finds_what_it_needs(run: Run):
     async def test(store: Store) -> None:
         await store.write(Put(session("s")), Put(session("old", status="expired")))

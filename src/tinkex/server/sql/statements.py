@@ -78,7 +78,7 @@ RESULTS_TO_FORGET = """
     WHERE outcomes.state != 'queued' AND outcomes.ended < ? AND NOT EXISTS (
         SELECT 1 FROM models
         WHERE models.id = operations.model_id AND models.state = 'live'
-        AND (operations.seq > models.snapshot OR operations.body IS NOT NULL)
+        AND (operations.seq > models.snapshot OR operations.body != x'' OR operations.body_file IS NOT NULL)
     )
 """
 DELETE_OUTCOME_N = "DELETE FROM outcomes WHERE n = ?"
