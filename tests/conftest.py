@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 from hypothesis import settings
 
 from tinkex.notices import forget_notices
+from tinkex.testing import FakeClock
 
 pytest_plugins = ["tests.leak_scan"]
 settings.register_profile("suite", deadline=None)  # how long an example takes is the machine's affair
@@ -29,6 +33,21 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("TINKER_", "TINKEX_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     forget_notices()
+
+
+@pytest.fixture(autouse=True)
+def _clocks_stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgotten clients whose clock goes on by itself would send heartbeats without a pause, for ever."""
+    made, make = WeakSet[FakeClock](), FakeClock.__init__
+
+    def remembered(clock: FakeClock, *args: Any, **more: Any) -> None:
+        make(clock, *args, **more)
+        made.add(clock)
+
+    monkeypatch.setattr(FakeClock, "__init__", remembered)
+    yield
+    for clock in list(made):
+        clock.auto = False
 
 
 @pytest.fixture(scope="session", autouse=True)
