@@ -21,7 +21,7 @@ import torch
 
 from .adapters import Adapter, LoraTensors
 from .base_model import BaseModel
-from .graph_recording import Recorder
+from .graph_recording import Recorder, Recordings
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, paged_attention
 from .plan import Plan, Segment
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .gpu.border import Stack
     from .sampling_rows import Row
 
-_FEWEST_BLOCKS = 16
+_FEWEST_BLOCKS, _MOST_GRAPHS = 16, 192
 
 
 class AdapterSlot:
@@ -69,7 +69,7 @@ class DecodeGraphs:
     def __init__(self, base: BaseModel, cache: KvCache, recorder: Recorder) -> None:
         self.base, self.cache, self.recorder = base, cache, recorder
         self._slots: dict[tuple[int, int, float], AdapterSlot] = {}
-        self._graphs: dict[tuple[int, int, object], _Recorded] = {}
+        self._graphs: Recordings[_Recorded] = Recordings(_MOST_GRAPHS)
         # What graphs read must outlive their recording.
         self._offsets = torch.arange(cache.block_size, device=base.device)
         self._rows: list[Row] | None = None
@@ -101,9 +101,7 @@ class DecodeGraphs:
         else:
             slot = self._slot(batch.segments[0].adapter)
             key = (rows, width, None if slot is None else id(slot))
-        recorded = self._graphs.get(key)
-        if recorded is None:
-            recorded = self._graphs[key] = self._record(rows, width, slot, stack)
+        recorded = self._graphs.get(key, lambda: self._record(rows, width, slot, stack))
         self._fill(recorded, batch, width, stack)
         recorded.graph.replay()
         return recorded.hidden_rc[: len(batch.rows)]

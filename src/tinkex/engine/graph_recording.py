@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 import torch
 
 _WARM_RUNS = 2
+T = TypeVar("T")
 
 
 class Recorder:
@@ -37,3 +39,25 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             found = work()
         return graph, found
+
+
+class Recordings(Generic[T]):
+    """The recordings last used, up to a number: each holds some megabytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._held: OrderedDict[Hashable, T] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Hashable, record: Callable[[], T]) -> T:
+        """The recording of this key, made now if it is not held."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        # One that still runs on the device is let go of when it has ended.
+        while len(self._held) >= self.most:
+            self._held.popitem(last=False)
+        found = self._held[key] = record()
+        return found

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from .base_model import BaseModel
-from .graph_recording import Recorder
+from .graph_recording import Recorder, Recordings
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, paged_attention
 from .plan import Plan, Segment
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 2048
 """Passes of more keep the device busy for as long as the host needs to launch them."""
-_MOST_PROMPTS = 64
+_MOST_PROMPTS, _MOST_GRAPHS = 64, 48
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class PromptGraphs:
     def __init__(self, base: BaseModel, cache: KvCache, recorder: Recorder) -> None:
         self.base, self.cache, self.recorder = base, cache, recorder
         self.border = base.decoder.border if base.decoder is not None else None
-        self._graphs: dict[tuple[int, int, int, bool], _Recorded] = {}
+        self._graphs: Recordings[_Recorded] = Recordings(_MOST_GRAPHS)
 
     def fits(self, tokens: int, prompts: int) -> bool:
         """Whether prompts that begin in a pass can be read by a graph, if their adapters can."""
@@ -71,9 +71,7 @@ class PromptGraphs:
             return None
         room, most = rounded(tokens), rounded_prompts(len(lengths))
         key = (room, most, stack.ranks, stack.spans_t2 is not None)
-        recorded = self._graphs.get(key)
-        if recorded is None:
-            recorded = self._graphs[key] = self._record(room, most, stack.apart(room))
+        recorded = self._graphs.get(key, lambda: self._record(room, most, stack.apart(room)))
         padded, ends = laid_out(given, lengths, room, most, self.cache.sink)
         send_into(recorded.given_3t, padded)
         send_into(recorded.ends_p, ends)

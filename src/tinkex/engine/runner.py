@@ -231,7 +231,7 @@ class Runner:
         """The rows of the next pass if none ends now; None where they cannot be told."""
         if any(piece.last and isinstance(piece.fill.owner, Row) for piece in work.pieces):
             return None
-        if not work.starts:
+        if not work.starts or not self.graphs.usable:
             return batch
         rows = [*work.rows, *work.starts]
         if not all(row.holds_next(self.cache.block_size) for row in rows):
