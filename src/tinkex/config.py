@@ -23,6 +23,7 @@ DEFAULT_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL = "local"  # a base URL that stands for a server of one's own
 
 _PORTS = {"http": 80, "https": 443}
+_API = "/api/v1"
 _ON = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"//[^/]*@")
 
@@ -58,7 +59,7 @@ class Secret:
 
 
 def normalize_url(url: str) -> str:
-    """One spelling per server: lower-case scheme and host, no default port, no trailing slash."""
+    """One spelling per server: lower-case scheme and host, no default port, trailing slash or API path."""
     url = url.strip()
     if url == LOCAL:
         return url
@@ -74,7 +75,8 @@ def normalize_url(url: str) -> str:
         host = f"[{host}]"
     if port is not None and port != _PORTS[scheme]:
         host = f"{host}:{port}"
-    return urlunsplit((scheme, host, parts.path.rstrip("/"), "", ""))
+    path = parts.path.rstrip("/").removesuffix(_API).rstrip("/")
+    return urlunsplit((scheme, host, path, "", ""))
 
 
 @dataclass(frozen=True, slots=True)
