@@ -67,6 +67,15 @@ class LeakScan:
             return False
         return any(len(found) == _MADE or found in self.known for found in _FOUND.findall(data))
 
+    def blanked(self, text: str) -> str:
+        """A text without its credentials."""
+
+        def replaced(found: re.Match[bytes]) -> bytes:
+            return b"(a credential)" if self.in_bytes(found[0]) else found[0]
+
+        data = text.encode("utf-8", "surrogatepass")
+        return _FOUND.sub(replaced, data).decode("utf-8", "surrogatepass")
+
     def in_files(self, root: Path) -> Iterator[Path]:
         """The files below a folder that hold a credential and are not there to hold one."""
         for place, _, names in os.walk(root):
@@ -99,14 +108,17 @@ def pytest_runtest_makereport(
     """Fail a test that printed, logged or raised a credential."""
     report = yield
     text = report.longreprtext + "".join(content for _, content in report.sections)
-    if item.config.stash[SCAN].in_text(text):
+    scan = item.config.stash[SCAN]
+    if scan.in_text(text):
+        why = scan.blanked(report.longreprtext) if report.failed else ""
         report.sections = []
         if hasattr(report, "wasxfail"):  # a known defect of the official SDK, shown by a test
             item.stash[LEAKED] = True
         if not item.stash.get(LEAKED, False):  # what was captured in one phase is in those after it too
             item.stash[LEAKED] = True
             report.outcome = "failed"
-            report.longrepr = f"a credential can be read in what {item.nodeid} printed, logged or raised"
+            said = f"a credential can be read in what {item.nodeid} printed, logged or raised"
+            report.longrepr = f"{said}\n\n{why}" if why else said
     return report
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,14 +36,14 @@ class Served:
     """A running server."""
 
     url: str
-    other_key: str
+    other_key: str = field(repr=False)
     """A key of somebody else."""
     parallel: bool
     """Whether clients are told to send the pieces of a pass in parallel."""
     fake: FakeService | None = None
     """What only makes believe to train and sample, if it is that."""
     model: str = MODEL
-    key: str = KEY
+    key: str = field(default=KEY, repr=False)
 
 
 def start(kind: str, parallel: bool, folders: pytest.TempPathFactory) -> AbstractContextManager[Served]:

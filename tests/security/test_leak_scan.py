@@ -24,7 +24,7 @@ def test_printed(): print(Secret(KEY).reveal())
 def test_printed_to_stderr(): sys.stderr.write("key=" + Secret(KEY).reveal())
 def test_logged(): logging.getLogger("x").warning("sent %s", Secret(KEY).reveal())
 def test_raised():
-    raise ValueError(Secret(KEY).reveal())
+    raise ValueError("the reason is this", Secret(KEY).reveal())
 def test_made_by_a_server_elsewhere(): print(MADE)
 def test_in_a_repr():
     Secret(KEY)
@@ -95,6 +95,8 @@ def test_what_is_printed_logged_and_raised(tmp_path: Path, workers: tuple[str, .
     }  # fmt: skip
     assert "PASSED test_planted.py::test_clean" in said
     assert "nothing secret" in said
+    # Why a test failed is told with it.
+    assert "ValueError: ('the reason is this', '(a credential)')" in said
     assert "1 xfailed" in said
     # And what it says about a leak is none itself.
     assert "tml-planted-planted-" not in said
