@@ -6,8 +6,6 @@ all of these are finite is found out.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -75,5 +73,6 @@ def adamw(
         (1 - beta2**step) ** 0.5, eps, learning_rate / (1 - beta1**step),
         ROUND=rounded is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
-    squares, broken = found.sum(0).tolist()
-    return math.sqrt(squares), not broken
+    squares, broken = found.sum(0)
+    change, broken = torch.stack([squares.sqrt(), broken]).tolist()
+    return change, not broken
