@@ -238,7 +238,9 @@ def _named(value: Any, names: Mapping[str, str]) -> Any:
 
 def _text(prompt: dict[str, Any]) -> int:
     """Make an input text of a length that fits; the length."""
-    known = [each for each in prompt["chunks"] if isinstance(each.get("tokens"), list)]
+    # Other kinds of chunks may have anything at all by that name.
+    known = [each for each in prompt["chunks"] if each.get("type", "encoded_text") == "encoded_text"]
+    known = [each for each in known if isinstance(each.get("tokens"), list)]
     tokens = [math.floor(each) % VOCAB for chunk in known for each in chunk["tokens"]][:40]
     prompt["chunks"] = [
         {**(known[0] if known else {}), "tokens": [*TOKENS, *tokens], "type": "encoded_text"}
