@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from .base_model import BaseModel
+from .decode_batch import Ints
 from .graph_recording import Recorder, Recordings
 from .kv_cache import KvCache
 from .paged_attention import PagedBatch, paged_attention
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 MOST_TOKENS = 2048
 """Passes of more keep the device busy for as long as the host needs to launch them."""
 _MOST_PROMPTS, _MOST_GRAPHS = 64, 48
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ def _adamw(
         used = after.to(rounded.dtype.element_ty)
         tl.store(rounded + at, used, mask=inside)
         used = used.to(tl.float32)
-    # A NaN is unequal to everything, itself too.
+    # No comparison holds for a NaN.
     broken = tl.where(inside & ~(tl.abs(used) < float("inf")), 1, 0)
     # Blocks beyond the end divide zero by eps, which may be zero too.
     change = tl.where(inside, (after - before).to(tl.float64), 0.0)

@@ -11,7 +11,7 @@ Shape letters: O outputs, I inputs of a group, M its members, R ranks in all (a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,12 +124,13 @@ class Border:
             self._load(found.entries, found.ranks)
             return found
         entries: list[Entry] = []
-        by_owner: dict[tuple[int, int], list[Segment]] = {}
+        by_owner: dict[tuple[int, int], tuple[Adapter, list[Segment]]] = {}
         for segment in segments:
             if segment.adapter is not None:
-                by_owner.setdefault((id(segment.adapter), id(segment.grads)), []).append(segment)
+                owner = by_owner.setdefault((id(segment.adapter), id(segment.grads)), (segment.adapter, []))
+                owner[1].append(segment)
         at = 0
-        for adapter, owned in sorted(_owners(by_owner.values()), key=lambda pair: -_even(pair[0].rank)):
+        for adapter, owned in sorted(by_owner.values(), key=lambda owner: -_even(owner[0].rank)):
             entries.append(Entry(adapter, at, tuple(owned)))
             at += adapter.rank
         if at > CAPACITY:
@@ -194,12 +195,6 @@ class Border:
                     moves.append(Move(begin, adapter.rank, self.bt[name][:, first:last], 0, True))
             self._places[key] = Places(moves)
         return self._places[key]
-
-
-def _owners(groups: Iterable[list[Segment]]) -> Iterator[tuple[Adapter, list[Segment]]]:
-    for owned in groups:
-        if owned[0].adapter is not None:
-            yield owned[0].adapter, owned
 
 
 def _even(rank: int) -> int:

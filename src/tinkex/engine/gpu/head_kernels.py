@@ -114,9 +114,6 @@ def split_heads(
     eps: float,
     places: torch.Tensor | None = None,
     spans: torch.Tensor | None = None,
-    *,
-    rows: int | None = None,
-    warps: int = 4,
 ) -> None:
     """Write q `[T, H, D]`, k and v of `raw` `[T, N D + …]`; k and v at `places` of a pool if given.
 
@@ -127,7 +124,7 @@ def split_heads(
     q_out, k_out, v_out = out
     size = q_out.shape[-1]
     lora = low is not None and bt is not None
-    rows = rows or (16 if tokens <= 512 else 64)
+    rows = 16 if tokens <= 512 else 64
     _heads[(triton.cdiv(tokens, rows), q_heads + 2 * kv_heads)](
         raw, low if lora else raw, bt if lora else raw, raw if spans is None else spans,
         norms[0] if norms else raw, norms[1] if norms else raw, *turn, q_out, k_out, v_out,
@@ -136,7 +133,7 @@ def split_heads(
         bt.shape[0] if lora else 0, k_out.stride(0), eps,
         Q=q_heads, KV=kv_heads, SIZE=size, ROWS=rows, LORA=lora, MIXED=spans is not None,
         NORM=norms is not None,
-        PLACED=places is not None, num_warps=warps,
+        PLACED=places is not None, num_warps=4,
     )  # fmt: skip
 
 
