@@ -310,6 +310,39 @@ def arriving(ours: Ours, version: str) -> Figures:
     return {"512 arriving tok/s": run(256)}
 
 
+def passes(ours: Ours, version: str) -> None:
+    """What passes requests that arrive are served in: those with prompts, and those without by their rows."""
+    runner = ours.engine.sampler.runner
+    run, prompts, plain = runner.run, [], {}
+
+    def timed(work: Any) -> Any:
+        tokens = sum(piece.end - piece.start for piece in work.pieces)
+        started = time.perf_counter()
+        found = run(work)
+        taken = time.perf_counter() - started
+        if tokens:
+            prompts.append((tokens, taken))
+        else:
+            plain.setdefault(-(-len(work.rows) // 32) * 32, []).append(taken)
+        return found
+
+    arriving(ours, version)
+    runner.run = timed
+    rate = arriving(ours, version)["512 arriving tok/s"]
+    del runner.run
+    print(f"\n512 arriving, twice: {rate:,.0f} tok/s at the second time")
+    for title, some in (
+        ("of 4,096 tokens and more", [x for x in prompts if x[0] >= 4096]),
+        ("of fewer", [x for x in prompts if x[0] < 4096]),
+    ):
+        tokens, taken = (sum(x[i] for x in some) for i in range(2))
+        print(
+            f"{len(some):4} passes with prompts {title}: {tokens} tokens, {1e6 * taken / tokens:.1f} us each"
+        )
+    for rows, times in sorted(plain.items()):
+        print(f"{len(times):4} steps of up to {rows} rows: {1e3 * statistics.median(times):.2f} ms")
+
+
 def rl_loop(base: BaseModel) -> Figures:
     """Rollouts of 64 prompts x 8, a pass over all of them, a step, and the new weights: where time goes."""
     ours = Ours(base, 24)
@@ -430,6 +463,7 @@ def profile(base: BaseModel) -> None:
             f"16 decode steps of {rows} rows", lambda: [ours.engine.step() for _ in range(16)], warm=0
         )
         drain(ours.engine)
+    passes(ours, version)
 
 
 def _profiled(title: str, work: Callable[[], object], warm: int = 2) -> None:
