@@ -311,7 +311,7 @@ def arriving(ours: Ours, version: str) -> Figures:
 
 
 def passes(ours: Ours, version: str) -> None:
-    """What passes requests that arrive are served in: those with prompts, and those without by their rows."""
+    """The passes that arriving requests are served in: with prompts, and without them by their rows."""
     runner = ours.engine.sampler.runner
     run, prompts, plain = runner.run, [], {}
 
@@ -336,9 +336,8 @@ def passes(ours: Ours, version: str) -> None:
         ("of fewer", [x for x in prompts if x[0] < 4096]),
     ):
         tokens, taken = (sum(x[i] for x in some) for i in range(2))
-        print(
-            f"{len(some):4} passes with prompts {title}: {tokens} tokens, {1e6 * taken / tokens:.1f} us each"
-        )
+        each = 1e6 * taken / max(tokens, 1)
+        print(f"{len(some):4} passes with prompts {title}: {tokens} tokens, {each:.1f} us each")
     for rows, times in sorted(plain.items()):
         print(f"{len(times):4} steps of up to {rows} rows: {1e3 * statistics.median(times):.2f} ms")
 
