@@ -16,6 +16,7 @@ def install() -> None:
     """Have the CPU offer products in a wider type, and attention over packed sequences."""
     _LIBRARY.impl("mm.dtype", _mm, "CPU")
     _LIBRARY.impl("mm.dtype_out", _mm_out, "CPU")
+    _LIBRARY.impl("bmm.dtype", _mm, "CPU")
     _LIBRARY.impl("_flash_attention_forward", _attend, "CPU")
     _LIBRARY.impl("_flash_attention_backward", _attend_backward, "CPU")
 

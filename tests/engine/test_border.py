@@ -23,7 +23,7 @@ def border():
     linears = [(f"pair.{name}", nn.Linear(INNER, outer, bias=False)) for name, outer in PAIR]
     group = LoraGroup("pair", linears, CAPACITY)
     assert torch.equal(group.weight_oi, torch.cat([linear.weight.data for _, linear in linears]))
-    return Border([group], torch.randn(VOCAB + CAPACITY, INNER), VOCAB)
+    return Border([group], torch.randn(VOCAB + CAPACITY, INNER + CAPACITY), VOCAB)
 
 
 def adapter(rank, seed, *, head=True):
@@ -68,6 +68,10 @@ def check(border, segments, tokens=12):
     for name in border.ext:
         found = products(border, name, x, stack)
         assert torch.allclose(found, wanted(border, name, x, segments), atol=1e-4), name
+    low = x @ border.a(HEAD, stack.ranks).t()
+    stack.keep_own(low)
+    logits = torch.cat([x, low], 1) @ border.head(stack.ranks).t()
+    assert torch.allclose(logits, wanted(border, HEAD, x, segments), atol=1e-4)
     return stack
 
 

@@ -35,6 +35,7 @@ def fused(family, monkeypatch):
     monkeypatch.setattr("tinkex.engine.base_model.room_beside", lambda model: gpu.CAPACITY)
     monkeypatch.setattr("tinkex.engine.base_model.FOLDABLE", 0)
     monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", 24)
+    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.SPLIT", 3)
     monkeypatch.setattr("tinkex.engine.runner.AdapterStacks.segment", lambda stacks, adapters: None)
     monkeypatch.setattr("tinkex.engine.runner.Slots.hold", lambda slots, rows, longest: None)
     plain = plain_model(family)

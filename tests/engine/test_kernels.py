@@ -67,14 +67,22 @@ def second(low, bt, columns):
     return torch.cat(parts, 1)
 
 
-def test_add_norm(ranks):
+@pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
+def test_add_norm(ranks, halves):
     from tinkex.engine.gpu.norm_kernels import add_norm, norm_again, norm_backward
 
     columns = 48
     x, wide, weight = normal(TOKENS, columns), normal(TOKENS, columns + 8), normal(columns)
+    agree(add_norm(x, weight, 1e-6)[1], rms_norm(x.float(), (columns,), weight.float(), 1e-6).to(HALF))
     y, low = wide[:, :columns], lows(ranks, 1)
     bt = normal(ranks[0], columns) if ranks[0] else None
-    total, normed, rstd = add_norm(x, weight, 1e-6, y=y, low=low, bt=bt, spans=ranks[1])
+    given = {"y": y, "low": low, "bt": bt, "spans": ranks[1]}
+    if halves:
+        both = wide if low is None else torch.cat([y, low], 1)
+        part = torch.randn(both.shape, device=DEVICE)
+        both = torch.stack([part, both.float() - part])
+        given |= {"y": both[..., :columns], "low": None if low is None else both[..., columns:]}
+    total, normed, rstd = add_norm(x, weight, 1e-6, **given)
     summed = x.float() + y.float()
     if bt is not None:
         summed += second(low, bt, [(0, columns)])
@@ -160,37 +168,26 @@ def test_gated(ranks):
     agree(into[:, : 2 * INNER], grad[:, : 2 * INNER])
 
 
-def test_add_low(ranks):
-    from tinkex.engine.gpu.mlp_kernels import add_low
-
-    if not ranks[0]:
-        pytest.skip("nothing to add")
-    logits, low, bt = normal(TOKENS, 200).float(), lows(ranks, 1), normal(ranks[0], 200)
-    wanted = logits + second(low, bt, [(0, 200)])
-    add_low(logits, low, bt, ranks[1])
-    agree(logits, wanted, 3e-3)
-
-
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("rows", [5, 150])
-def test_decode_attention(rows, window):
+@pytest.mark.parametrize(("rows", "size"), [(5, 32), (5, 128), (150, 32), (150, 128), (600, 128)])
+def test_decode_attention(rows, size, window):
     from tinkex.engine.gpu.decode_kernels import decode_attention
 
     if rows > 5 and MODE == "interpreted":
         rows = 12
     block, width = 16, 24
-    k, v = normal(600, KV, SIZE), normal(600, KV, SIZE)
+    k, v = normal(600, KV, size), normal(600, KV, size)
     blocks = torch.stack([torch.randperm(36)[:width] for _ in range(rows)]).to(DEVICE)
     positions = torch.tensor([(0, 15, 16, 200, 383)[i % 5] for i in range(rows)], device=DEVICE)
-    q = normal(rows, HEADS, SIZE)
-    found = decode_attention(q, k, v, blocks, positions, block, SIZE**-0.5, window)
+    q = normal(rows, HEADS, size)
+    found = decode_attention(q, k, v, blocks, positions, block, size**-0.5, window)
     for i in range(rows):
         count = int(positions[i]) + 1
         places = (blocks[i][:, None] * block + torch.arange(block, device=DEVICE)).view(-1)[:count]
         if window is not None:
             places = places[max(0, count - window) :]
         keys, values = (x[places].float().repeat_interleave(HEADS // KV, 1) for x in (k, v))
-        weight = torch.einsum("hd,lhd->hl", q[i].float(), keys).mul(SIZE**-0.5).softmax(-1)
+        weight = torch.einsum("hd,lhd->hl", q[i].float(), keys).mul(size**-0.5).softmax(-1)
         agree(found[i], torch.einsum("hl,lhd->hd", weight, values))
 
 
@@ -217,12 +214,13 @@ def test_placing():
 
     flat = normal(3 + 5 * 7 + 5 * 3000 + 5 * 2)
     small, large, last = flat[3:38].view(5, 7), flat[38:15038].view(5, 3000), flat[15038:].view(5, 2)
-    wide, tall = normal(40, 6400), normal(90, 2)
-    want_wide, want_tall = wide.clone(), tall.clone()
+    wide, tall, turned = normal(40, 6400), normal(90, 2), normal(3000, 40)
+    want_wide, want_tall, want_turned = wide.clone(), tall.clone(), turned.clone()
     moves = [
         Move(3, 5, wide[:, 11:18], 0, False),
         Move(38, 5, wide[:, 200:3200], 0, True),
         Move(15038, 5, tall, 2, False),
+        Move(38, 5, turned[:, 4:].t(), 0, True),
     ]
     places = Places(moves)
     for start in (0, 9):
@@ -230,15 +228,17 @@ def test_placing():
         places.copy(flat, 1.5, start, 32)
         want_wide[start : start + 5, 11:18], want_wide[start : start + 5, 200:3200] = small, large * 1.5
         want_tall[64 + start : 69 + start] = last
+        want_turned[:, 4 + start : 9 + start] = large.t() * 1.5
         agree(wide, want_wide, 0.0)
         agree(tall, want_tall, 0.0)
+        agree(turned, want_turned, 0.0)
 
 
 @pytest.mark.skipif(MODE == "gpu", reason="on a GPU nothing else places them")
 def test_adapters_in_the_border():
     linears = [("pair.a", nn.Linear(64, 96, bias=False)), ("pair.b", nn.Linear(64, 32, bias=False))]
     group = LoraGroup("pair", linears, gpu.CAPACITY)
-    border = Border([group], torch.zeros(80 + gpu.CAPACITY, 64), 80)
+    border = Border([group], torch.zeros(80 + gpu.CAPACITY, 64 + gpu.CAPACITY), 80)
     sites = [LoraSite(path, "pair", "mlp", 64, linear.out_features) for path, linear in linears]
     layout = LoraLayout([*sites, LoraSite(HEAD, HEAD, "unembed", 64, 80)])
     adapter = Adapter(layout, 8, seed=0)

@@ -79,9 +79,9 @@ def _head_with_room(model: Any) -> torch.Tensor:
     head, embed = model.lm_head, model.get_input_embeddings()
     tied = head.weight.data_ptr() == embed.weight.data_ptr()
     vocab, size = head.weight.shape
-    wide = head.weight.new_zeros(vocab + CAPACITY, size)
-    wide[:vocab] = head.weight.data
-    head.weight = nn.Parameter(wide[:vocab], requires_grad=False)
+    wide = head.weight.new_zeros(vocab + CAPACITY, size + CAPACITY)
+    wide[:vocab, :size] = head.weight.data
+    head.weight = nn.Parameter(wide[:vocab, :size], requires_grad=False)
     if tied:
         embed.weight = head.weight
     return wide

@@ -2,9 +2,11 @@
 
 A product with such a matrix gives the base model's outputs and A's products in one go; read the other way
 in a backward pass it sums both gradients. The Bs of all adapters lie in one matrix a group, scales
-multiplied in. An adapter's place among the ranks is the same everywhere; each token's products with other
-adapters are overwritten with zeros (whatever they were), so that one dense product serves any mixture.
-Zeros stay zeros only beside finite factors, so an adapter that has others shares no pass.
+multiplied in; those of the unembedding lie beside its weights too, behind their columns, so that hidden
+states followed by A's products give whole logits. An adapter's place among the ranks is the same
+everywhere; each token's products with other adapters are overwritten with zeros (whatever they were), so
+that one dense product serves any mixture. Zeros stay zeros only beside finite factors, so an adapter that
+has others shares no pass.
 
 Shape letters: O outputs, I inputs of a group, M its members, R ranks in all (a multiple of 32), T tokens.
 """
@@ -61,7 +63,7 @@ class Stack:
             self.spans_t2[: len(given.spans_t2)].copy_(given.spans_t2)
 
     def keep_own(self, low: torch.Tensor) -> None:
-        """Overwrite other adapters' parts of A's products `[T, M R]`."""
+        """Overwrite other adapters' parts of A's products `[T, M R]`; several may lie one below another."""
         spans = self.spans_t2
         if spans is None:
             return
@@ -70,6 +72,7 @@ class Stack:
 
             keep_own(low, spans, self.ranks)
             return
+        spans = spans.repeat(len(low) // len(spans), 1)
         rank_r = torch.arange(self.ranks, device=low.device)
         foreign_tr = (rank_r < spans[:, :1]) | (rank_r >= spans[:, 1:])
         low.unflatten(1, (-1, self.ranks)).masked_fill_(foreign_tr[:, None], 0.0)
@@ -78,7 +81,8 @@ class Stack:
 class Border:
     """The room beside a model's weights, and which adapters are in it now."""
 
-    def __init__(self, groups: Sequence[LoraGroup], head_ei: torch.Tensor, vocab: int) -> None:
+    def __init__(self, groups: Sequence[LoraGroup], head_ee: torch.Tensor, vocab: int) -> None:
+        """`head_ee` is the unembedding with room for `CAPACITY` more rows and columns."""
         self.ext: dict[str, torch.Tensor] = {}
         self.outer: dict[str, int] = {}
         self.members: dict[str, list[tuple[str, int, int]]] = {}
@@ -89,11 +93,13 @@ class Border:
             self.members[group.name] = [
                 (path, start, end) for path, (start, end) in zip(group.paths, group.columns, strict=True)
             ]
-        self.ext[HEAD], self.outer[HEAD], self.members[HEAD] = head_ei, vocab, [(HEAD, 0, vocab)]
         self.bt = {
-            name: torch.zeros(CAPACITY, self.outer[name], dtype=head_ei.dtype, device=head_ei.device)
+            name: torch.zeros(CAPACITY, self.outer[name], dtype=head_ee.dtype, device=head_ee.device)
             for name in self.ext
         }
+        self._head_ve, size = head_ee[:vocab], head_ee.shape[1] - CAPACITY
+        self.ext[HEAD], self.bt[HEAD] = head_ee[:, :size], self._head_ve[:, size:].t()
+        self.outer[HEAD], self.members[HEAD] = vocab, [(HEAD, 0, vocab)]
         self._held: tuple[tuple[int, int], ...] = ()
         self._shape: tuple[object, ...] = ()
         self._places: dict[tuple[LoraLayout, int], Places] = {}
@@ -106,6 +112,10 @@ class Border:
     def a(self, name: str, ranks: int) -> torch.Tensor:
         """The As alone, `[M R, I]`, member after member."""
         return self.weight(name, ranks)[self.outer[name] :]
+
+    def head(self, ranks: int) -> torch.Tensor:
+        """The unembedding and behind its columns the Bs of all adapters, `[V, I + R]`."""
+        return self._head_ve[:, : self.ext[HEAD].shape[1] + ranks]
 
     def nbytes(self) -> int:
         """What the border takes beyond the base weights."""

@@ -13,8 +13,24 @@ import torch
 import triton
 import triton.language as tl
 
+from .early_start import LINE, ask_for, early, let_next_start, wait_for_previous
+
 _MANY = 1024
 """From so many rows and heads on, small programs that run side by side read faster than larger ones."""
+
+
+@triton.jit
+def _ask_for_some(
+    k, v, blocks, head, begin, end, place_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    n = tl.arange(0, TOKENS * LINES)
+    token = begin + n // LINES
+    seen = token < end
+    block = tl.load(blocks + token // BLOCK, mask=seen, other=0).to(tl.int64)
+    place = (block * BLOCK + token % BLOCK) * place_stride + head * SIZE + n % LINES * (SIZE // LINES)
+    ask_for(k + place, seen)
+    ask_for(v + place, seen)
 
 
 @triton.jit
@@ -22,7 +38,8 @@ def _attend(
     q, k, v, blocks, positions, out, parts, stats,
     width, scaling, window, place_stride,
     KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, WINDOWED: tl.constexpr, EARLY: tl.constexpr,
+    LINES: tl.constexpr,
 ):  # fmt: skip
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(positions + row).to(tl.int32) + 1
@@ -35,6 +52,14 @@ def _attend(
     at = tl.arange(0, SIZE)
     group = tl.arange(0, 16)
     own = group[:, None] < GROUP
+    if EARLY:
+        # What earlier steps left is on its way while the kernel before still makes this step's tokens.
+        _ask_for_some(
+            k, v, blocks + row * width, head, begin, end, place_stride, SIZE, BLOCK, TOKENS, LINES
+        )
+        if PARTS > 1:
+            let_next_start()
+        wait_for_previous()
     q_at = (row * KV * GROUP + head * GROUP + group[:, None]) * SIZE + at[None, :]
     query = tl.load(q + q_at, mask=own, other=0.0)
     highest = tl.full((16,), -1e30, tl.float32)
@@ -66,8 +91,11 @@ def _attend(
 
 @triton.jit
 def _join(
-    parts, stats, out, KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr
-):
+    parts, stats, out,
+    KV: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     slot = ((row * KV + head // GROUP) * PARTS + tl.arange(0, PARTS)) * 16 + head % GROUP
@@ -112,8 +140,9 @@ def decode_attention(
         q_rhd, k_pkd, v_pkd, blocks_rw, positions_r, out, room, stats,
         width, scaling, window or 0, k_pkd.stride(0),
         **constants, BLOCK=block_size, TOKENS=tokens, WINDOWED=window is not None,
+        LINES=max(size * k_pkd.element_size() // LINE.value, 1), **early(),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:
-        _join[(rows, heads)](room, stats, out, **constants, num_warps=1)
+        _join[(rows, heads)](room, stats, out, **constants, num_warps=1, **early())
     return out

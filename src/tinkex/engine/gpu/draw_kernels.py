@@ -14,13 +14,20 @@ import torch
 import triton
 import triton.language as tl
 
+from .early_start import early, let_next_start, wait_for_previous
 from .narrow_kernels import NEVER, draw_narrowed, first
 
 _CHUNK = 1024
 
 
 @triton.jit
-def _masses(logits, inverse, highest, total, vocab, stride, WARM: tl.constexpr, CHUNK: tl.constexpr):
+def _masses(
+    logits, inverse, highest, total, vocab, stride,
+    WARM: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        let_next_start()
+        wait_for_previous()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
@@ -50,11 +57,13 @@ def _search(mass, at, share):
 
 @triton.jit
 def _choose(
-    logits, inverse, greedy, numbers, highest, total, tokens, scores, tops_r, wholes_r,
+    logits, inverse, greedy, numbers, highest, total, tokens, logprobs, tops_r, wholes_r,
     vocab, stride, number_stride, chunks,
     WARM: tl.constexpr, DRAWN: tl.constexpr, GREEDY: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     n, at = tl.arange(0, CHUNKS), tl.arange(0, CHUNK)
     tops = tl.load(highest + row * chunks + n, mask=n < chunks, other=float("-inf"))
@@ -83,9 +92,10 @@ def _choose(
     token = tl.minimum(token, CHUNK - 1)
     score = tl.sum(tl.where(at == token, value, 0.0), 0)
     tl.store(tokens + row, tl.minimum(chunk * CHUNK + token, vocab - 1).to(tl.int64))
-    tl.store(scores + row, score)
+    whole = tl.log(tl.sum(mass, 0)).to(tl.float32)
+    tl.store(logprobs + row, score - top - whole)
     tl.store(tops_r + row, top)
-    tl.store(wholes_r + row, tl.log(tl.sum(mass, 0)).to(tl.float32))
+    tl.store(wholes_r + row, whole)
 
 
 def draw_tokens(
@@ -104,29 +114,22 @@ def draw_tokens(
     device = logits_rv.device
     highest, total = torch.empty(2, rows, chunks, dtype=torch.float32, device=device)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
-    scores, tops, wholes = torch.empty(3, rows, dtype=torch.float32, device=device)
+    logprobs, tops, wholes = torch.empty(3, rows, dtype=torch.float32, device=device)
     warm, drawn, greedy = (x is not None for x in (inverse_temperature_r1, u_r, greedy_r))
     inverse = inverse_temperature_r1 if warm else highest
     stride = logits_rv.stride(0)
     _masses[(rows, chunks)](
-        logits_rv,
-        inverse,
-        highest,
-        total,
-        vocab,
-        stride,
-        WARM=warm,
-        CHUNK=_CHUNK,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+        logits_rv, inverse, highest, total, vocab, stride,
+        WARM=warm, CHUNK=_CHUNK, num_warps=4, enable_fp_fusion=False, **early(),
+    )  # fmt: skip
     _choose[(rows,)](
         logits_rv, inverse, greedy_r if greedy else highest, u_r if drawn else highest,
-        highest, total, tokens, scores, tops, wholes,
+        highest, total, tokens, logprobs, tops, wholes,
         vocab, stride, u_r.stride(0) if drawn else 0, chunks,
         WARM=warm, DRAWN=drawn, GREEDY=greedy,
         CHUNK=_CHUNK, CHUNKS=triton.next_power_of_2(chunks), num_warps=4, enable_fp_fusion=False,
+        **early(),
     )  # fmt: skip
     if narrow is not None and u_r is not None:
-        draw_narrowed(logits_rv, u_r, inverse_temperature_r1, narrow, tops, tokens, scores)
-    return tokens, scores - tops - wholes
+        draw_narrowed(logits_rv, u_r, inverse_temperature_r1, narrow, tops, wholes, tokens, logprobs)
+    return tokens, logprobs

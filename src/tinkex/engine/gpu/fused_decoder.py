@@ -26,11 +26,14 @@ from .decode_kernels import decode_attention
 from .flash import block_table, flash, flash_backward, prompt_contexts, sequence_spans
 from .gradient_sums import Sums
 from .head_kernels import split_heads, split_heads_backward
-from .mlp_kernels import add_low, gated, gated_backward
+from .mlp_kernels import gated, gated_backward
 from .norm_kernels import add_norm, norm_again, norm_backward
 
 FEW = 512
 """Up to so many tokens one product with the bordered weights costs less than two."""
+
+SPLIT = 65
+"""From so many tokens on, up to `FEW`, products of few columns are computed as two sums."""
 
 _Low: TypeAlias = "torch.Tensor | None"
 
@@ -102,6 +105,24 @@ class FusedLayer:
             return y, low, bt
         return y.addmm_(low, bt), low, None
 
+    def halves(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low, _Low]:
+        """Outputs of a group of one as two sums over half of its inputs each, to be added in `add_norm`.
+
+        Products of few columns and a few hundred rows have too few tiles for the whole device otherwise.
+        """
+        tokens, inner = x.shape
+        if not SPLIT <= tokens < FEW or group.bias_o is not None or inner % 128:
+            return self.whole(group, x, stack)
+        outer = group.columns[-1][1]
+        weight = self.border.weight(group.name, stack.ranks)
+        half_2ti = x.view(tokens, 2, -1).transpose(0, 1)
+        weight_2ie = weight.view(len(weight), 2, -1).permute(1, 2, 0)
+        both = torch.bmm(half_2ti, weight_2ie, out_dtype=torch.float32)
+        if not stack.ranks:
+            return both, None, None
+        stack.keep_own(both.flatten(0, 1)[:, outer:])
+        return both[..., :outer], both[..., outer:], self.second(group, stack)
+
     def heads(
         self,
         raw: torch.Tensor,
@@ -132,14 +153,13 @@ class FusedLayer:
         )  # fmt: skip
         raw, low = self.project(plain.qkv, normed, stack)
         attended = self._attended(raw, low, stack, plan, turn)
-        y, low, bt = self.whole(plain.out, attended, stack)
+        y, low, bt = self.halves(plain.out, attended, stack)
         x_tc, normed, _ = add_norm(
             x_tc, plain.norm_out.weight, plain.eps, y=y, low=low, bt=bt, spans=stack.spans_t2
         )
         both, low = self.project(plain.gate_up, normed, stack)
         inner = gated(both, low, self.second(plain.gate_up, stack), self.inner, stack.spans_t2)
-        y, low, bt = self.whole(plain.down, inner, stack)
-        return x_tc, (y, low, bt)
+        return x_tc, self.halves(plain.down, inner, stack)
 
     def _attended(
         self, raw: torch.Tensor, low: _Low, stack: Stack, plan: Plan, turn: Rotation
@@ -356,13 +376,13 @@ class FusedDecoder(Decoder):
         stack = self.border.stack(segments, len(hidden_tc))
         if stack is None:
             return None
-        weight = self.border.ext[HEAD][: self.border.outer[HEAD]]
-        logits = torch.mm(hidden_tc, weight.t(), out_dtype=torch.float32)
+        size, wide = hidden_tc.shape[1], hidden_tc
         if stack.ranks:
-            low = torch.mm(hidden_tc, self.border.a(HEAD, stack.ranks).t())
+            wide = _room(hidden_tc, size + stack.ranks)
+            wide[:, :size] = hidden_tc
+            low = torch.mm(hidden_tc, self.border.a(HEAD, stack.ranks).t(), out=wide[:, size:])
             stack.keep_own(low)
-            add_low(logits, low, self.border.bt[HEAD][: stack.ranks], stack.spans_t2)
-        return logits
+        return torch.mm(wide, self.border.head(stack.ranks).t(), out_dtype=torch.float32)
 
 
 @dataclass(slots=True)

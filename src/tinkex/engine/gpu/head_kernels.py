@@ -12,63 +12,71 @@ import torch
 import triton
 import triton.language as tl
 
+from .early_start import early, let_next_start, wait_for_previous
 from .own_ranks import own_ranks
 
 
 @triton.jit
-def _half(
-    raw, low, bt, rows, inside, column, member, raw_stride, low_stride, bt_stride, ranks, first, end,
-    LORA: tl.constexpr, HALF: tl.constexpr,
+def _factors(bt, column, bt_stride, first, end, HALF: tl.constexpr):
+    """The Bs of the first 32 ranks, of both halves of a head."""
+    r = first + tl.arange(0, 32)
+    spot = bt + r[:, None] * bt_stride + (column + tl.arange(0, HALF))[None, :]
+    there = (r < end)[:, None]
+    return tl.load(spot, mask=there, other=0.0), tl.load(spot + HALF, mask=there, other=0.0)
+
+
+@triton.jit
+def _with_low(
+    one, two, b_one, b_two, low, bt, rows, inside, column, shift, low_stride, bt_stride, first, end,
+    HALF: tl.constexpr,
 ):  # fmt: skip
-    at = column + tl.arange(0, HALF)
-    value = tl.load(raw + rows[:, None] * raw_stride + at[None, :], mask=inside[:, None], other=0.0)
-    value = value.to(tl.float32)
-    if LORA:
-        for start in range(first, end, 32):
-            r = start + tl.arange(0, 32)
-            spot = low + rows[:, None] * low_stride + (member * ranks + r)[None, :]
+    """Both halves of a head with LoRA's second products, given the Bs of the first 32 ranks."""
+    r = first + tl.arange(0, 32)
+    spot = low + rows[:, None] * low_stride + (shift + r)[None, :]
+    one, two = one.to(tl.float32), two.to(tl.float32)
+    # Tokens without an adapter have no ranks, not even first ones.
+    part = tl.load(spot, mask=inside[:, None] & (r < end)[None, :], other=0.0)
+    for start in range(first, end, 32):
+        one += tl.dot(part, b_one)
+        two += tl.dot(part, b_two)
+        later = start + 32
+        if later < end:
+            spot += 32
             part = tl.load(spot, mask=inside[:, None], other=0.0)
-            value += tl.dot(part, tl.load(bt + r[:, None] * bt_stride + at[None, :]))
-    return value.to(raw.dtype.element_ty).to(tl.float32)
+            b_one, b_two = _factors(bt, column, bt_stride, later, end, HALF)
+    return one, two
 
 
 @triton.jit
 def _heads(
     raw, low, bt, spans, q_norm, k_norm, cos, sin, q_out, k_out, v_out, k_places,
     tokens, raw_stride, low_stride, bt_stride, ranks, kv_stride, eps,
-    Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    LORA: tl.constexpr, MIXED: tl.constexpr, NORM: tl.constexpr, PLACED: tl.constexpr,
+    Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, LORA: tl.constexpr,
+    MIXED: tl.constexpr, NORM: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = SIZE // 2
     head = tl.program_id(1)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = rows < tokens
     member = (head >= Q).to(tl.int32) + (head >= Q + KV).to(tl.int32)
-    first, end = own_ranks(spans, rows, inside, ranks, MIXED, 32)
     column = head * SIZE
-    one = _half(
-        raw,
-        low,
-        bt,
-        rows,
-        inside,
-        column,
-        member,
-        raw_stride,
-        low_stride,
-        bt_stride,
-        ranks,
-        first,
-        end,
-        LORA,
-        HALF,
-    )
-    two = _half(
-        raw, low, bt, rows, inside, column + HALF, member, raw_stride, low_stride, bt_stride, ranks,
-        first, end, LORA, HALF,
-    )  # fmt: skip
     at = tl.arange(0, HALF)
+    if LORA:
+        first, end = own_ranks(spans, rows, inside, ranks, MIXED, 32)
+        b_one, b_two = _factors(bt, column, bt_stride, first, end, HALF)
+    if EARLY:
+        let_next_start()
+        wait_for_previous()
+    spot = raw + rows[:, None] * raw_stride + (column + at)[None, :]
+    one = tl.load(spot, mask=inside[:, None], other=0.0)
+    two = tl.load(spot + HALF, mask=inside[:, None], other=0.0)
+    if LORA:
+        one, two = _with_low(
+            one, two, b_one, b_two, low, bt, rows, inside, column, member * ranks, low_stride, bt_stride,
+            first, end, HALF,
+        )  # fmt: skip
     kind = q_out.dtype.element_ty
+    one, two = one.to(kind).to(tl.float32), two.to(kind).to(tl.float32)
     if PLACED:
         places = tl.load(k_places + rows, mask=inside, other=0).to(tl.int64)
     else:
@@ -133,7 +141,7 @@ def split_heads(
         bt.shape[0] if lora else 0, k_out.stride(0), eps,
         Q=q_heads, KV=kv_heads, SIZE=size, ROWS=rows, LORA=lora, MIXED=spans is not None,
         NORM=norms is not None,
-        PLACED=places is not None, num_warps=4,
+        PLACED=places is not None, num_warps=4, **early(),
     )  # fmt: skip
 
 
@@ -172,28 +180,18 @@ def _heads_backward(
         back_one = one * cos_one + two * sin_two
         back_two = two * cos_two + one * sin_one
         if NORM:
-            first, end = own_ranks(spans, rows, inside, ranks, MIXED, 32)
-            x_one = _half(
-                raw,
-                low,
-                bt,
-                rows,
-                inside,
-                column,
-                member,
-                raw_stride,
-                low_stride,
-                bt_stride,
-                ranks,
-                first,
-                end,
-                LORA,
-                HALF,
-            )
-            x_two = _half(
-                raw, low, bt, rows, inside, column + HALF, member, raw_stride, low_stride, bt_stride, ranks,
-                first, end, LORA, HALF,
-            )  # fmt: skip
+            spot_raw = raw + rows[:, None] * raw_stride + (column + at)[None, :]
+            x_one = tl.load(spot_raw, mask=inside[:, None], other=0.0)
+            x_two = tl.load(spot_raw + HALF, mask=inside[:, None], other=0.0)
+            if LORA:
+                first, end = own_ranks(spans, rows, inside, ranks, MIXED, 32)
+                b_one, b_two = _factors(bt, column, bt_stride, first, end, HALF)
+                x_one, x_two = _with_low(
+                    x_one, x_two, b_one, b_two, low, bt, rows, inside, column, member * ranks,
+                    low_stride, bt_stride, first, end, HALF,
+                )  # fmt: skip
+            kind = raw.dtype.element_ty
+            x_one, x_two = x_one.to(kind).to(tl.float32), x_two.to(kind).to(tl.float32)
             scale = tl.rsqrt((tl.sum(x_one * x_one, 1) + tl.sum(x_two * x_two, 1)) / SIZE + eps)[:, None]
             if member == 0:
                 by_one, by_two = tl.load(q_norm + at), tl.load(q_norm + HALF + at)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .early_start import early, wait_for_previous
 from .own_ranks import own_ranks
 
 _COLUMNS = 64
@@ -20,28 +21,57 @@ def _rows(tokens: int) -> int:
 
 
 @triton.jit
-def _tile(raw, low, bt, rows, at, shift, raw_stride, low_stride, bt_stride, first, end, LORA: tl.constexpr):
-    value = tl.load(raw + rows[:, None] * raw_stride + at[None, :]).to(tl.float32)
-    if LORA:
-        for start in range(first, end, 32):
-            r = start + tl.arange(0, 32)
-            part = tl.load(low + rows[:, None] * low_stride + (shift + r)[None, :])
-            value += tl.dot(part, tl.load(bt + r[:, None] * bt_stride + at[None, :]))
-    return value.to(raw.dtype.element_ty).to(tl.float32)
+def _factors(bt, at, inner, bt_stride, first, end):
+    """The Bs of the first 32 ranks, of the gate and of what it gates."""
+    r = first + tl.arange(0, 32)
+    spot = bt + r[:, None] * bt_stride + at[None, :]
+    there = (r < end)[:, None]
+    return tl.load(spot, mask=there, other=0.0), tl.load(spot + inner, mask=there, other=0.0)
+
+
+@triton.jit
+def _with_low(gate, up, b_gate, b_up, low, bt, rows, at, inner, low_stride, bt_stride, ranks, first, end):
+    """Both with LoRA's second products, given the Bs of the first 32 ranks."""
+    r = first + tl.arange(0, 32)
+    spot = low + rows[:, None] * low_stride + r[None, :]
+    # Tokens without an adapter have no ranks, not even first ones.
+    there = (r < end)[None, :]
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    low_gate = tl.load(spot, mask=there, other=0.0)
+    low_up = tl.load(spot + ranks, mask=there, other=0.0)
+    for start in range(first, end, 32):
+        gate += tl.dot(low_gate, b_gate)
+        up += tl.dot(low_up, b_up)
+        later = start + 32
+        if later < end:
+            spot += 32
+            low_gate, low_up = tl.load(spot), tl.load(spot + ranks)
+            b_gate, b_up = _factors(bt, at, inner, bt_stride, later, end)
+    return gate, up
 
 
 @triton.jit
 def _gated(
     raw, low, bt, spans, out, tokens, inner, raw_stride, low_stride, bt_stride, ranks,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LORA: tl.constexpr, MIXED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     there = tl.minimum(rows, tokens - 1)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    first, end = own_ranks(spans, there, there < tokens, ranks, MIXED, 32)
-    gate = _tile(raw, low, bt, there, at, 0, raw_stride, low_stride, bt_stride, first, end, LORA)
-    up = _tile(raw, low, bt, there, inner + at, ranks, raw_stride, low_stride, bt_stride, first, end, LORA)
+    if LORA:
+        first, end = own_ranks(spans, there, there < tokens, ranks, MIXED, 32)
+        b_gate, b_up = _factors(bt, at, inner, bt_stride, first, end)
+    if EARLY:
+        wait_for_previous()
+    spot = raw + there[:, None] * raw_stride + at[None, :]
+    gate, up = tl.load(spot), tl.load(spot + inner)
+    if LORA:
+        gate, up = _with_low(
+            gate, up, b_gate, b_up, low, bt, there, at, inner, low_stride, bt_stride, ranks, first, end
+        )
     kind = out.dtype.element_ty
+    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
     silu = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
     tl.store(out + rows[:, None] * inner + at[None, :], (silu * up).to(kind), mask=rows[:, None] < tokens)
 
@@ -63,6 +93,7 @@ def gated(
         tokens, inner, raw.stride(0), low.stride(0) if lora else 0, bt.stride(0) if lora else 0,
         bt.shape[0] if lora else 0,
         ROWS=rows, COLUMNS=_COLUMNS, LORA=lora, MIXED=spans is not None, num_warps=8 if rows == 64 else 4,
+        **early(),
     )  # fmt: skip
     return out
 
@@ -72,19 +103,29 @@ def _gated_backward(
     dout, raw, low, bt, spans, draw, out,
     tokens, inner, raw_stride, low_stride, bt_stride, draw_stride, ranks,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LORA: tl.constexpr, MIXED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = rows[:, None] < tokens
     there = tl.minimum(rows, tokens - 1)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    first, end = own_ranks(spans, there, there < tokens, ranks, MIXED, 32)
-    gate = _tile(raw, low, bt, there, at, 0, raw_stride, low_stride, bt_stride, first, end, LORA)
-    up = _tile(raw, low, bt, there, inner + at, ranks, raw_stride, low_stride, bt_stride, first, end, LORA)
+    if LORA:
+        first, end = own_ranks(spans, there, there < tokens, ranks, MIXED, 32)
+        b_gate, b_up = _factors(bt, at, inner, bt_stride, first, end)
+    if EARLY:
+        wait_for_previous()
+    spot = raw + there[:, None] * raw_stride + at[None, :]
+    gate, up = tl.load(spot), tl.load(spot + inner)
+    d = tl.load(dout + there[:, None] * inner + at[None, :])
+    if LORA:
+        gate, up = _with_low(
+            gate, up, b_gate, b_up, low, bt, there, at, inner, low_stride, bt_stride, ranks, first, end
+        )
     kind = out.dtype.element_ty
+    gate, up, d = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32), d.to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     silu = (gate * sigmoid).to(kind).to(tl.float32)
     tl.store(out + rows[:, None] * inner + at[None, :], (silu * up).to(kind), mask=inside)
-    d = tl.load(dout + there[:, None] * inner + at[None, :]).to(tl.float32)
     spot = draw + rows[:, None] * draw_stride + at[None, :]
     tl.store(spot + inner, (d * silu).to(kind), mask=inside)
     tl.store(spot, (d * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(kind), mask=inside)
@@ -109,49 +150,6 @@ def gated_backward(
         tokens, inner, raw.stride(0), low.stride(0) if lora else 0, bt.stride(0) if lora else 0,
         draw.stride(0), bt.shape[0] if lora else 0,
         ROWS=rows, COLUMNS=_COLUMNS, LORA=lora, MIXED=spans is not None, num_warps=4, num_stages=2,
+        **early(),
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _add_low(
-    y,
-    low,
-    bt,
-    spans,
-    tokens,
-    columns,
-    y_stride,
-    low_stride,
-    ranks,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MIXED: tl.constexpr,
-):
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    there = tl.minimum(rows, tokens - 1)
-    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = (rows[:, None] < tokens) & (at[None, :] < columns)
-    spot = y + rows[:, None] * y_stride + at[None, :]
-    value = tl.load(spot, mask=mask, other=0.0).to(tl.float32)
-    first, end = own_ranks(spans, there, there < tokens, ranks, MIXED, 32)
-    for start in range(first, end, 32):
-        r = start + tl.arange(0, 32)
-        part = tl.load(low + there[:, None] * low_stride + r[None, :])
-        b = tl.load(
-            bt + r[:, None].to(tl.int64) * columns + at[None, :], mask=at[None, :] < columns, other=0.0
-        )
-        value += tl.dot(part, b)
-    tl.store(spot, value.to(y.dtype.element_ty), mask=mask)
-
-
-def add_low(
-    y: torch.Tensor, low: torch.Tensor, bt: torch.Tensor, spans: torch.Tensor | None = None
-) -> None:
-    """Add `low @ bt` to `y` in place."""
-    tokens, columns = y.shape
-    rows = 16 if tokens <= 64 else 64
-    _add_low[(triton.cdiv(columns, 128), triton.cdiv(tokens, rows))](
-        y, low, bt, y if spans is None else spans, tokens, columns, y.stride(0), low.stride(0), bt.shape[0],
-        ROWS=rows, COLUMNS=128, MIXED=spans is not None, num_warps=4,
-    )  # fmt: skip

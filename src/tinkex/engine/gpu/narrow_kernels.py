@@ -80,7 +80,7 @@ def _beyond(logits, vocab, inverse, top, bound, CHUNK: tl.constexpr):
 
 @triton.jit
 def _narrow(
-    logits, inverse, numbers, rows, most, shares, highest, tokens, scores,
+    logits, inverse, numbers, rows, most, shares, highest, wholes, tokens, logprobs,
     vocab, stride, number_stride, WARM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0)
@@ -133,7 +133,7 @@ def _narrow(
     chosen = tl.where(chosen == NEVER, last, chosen)
     value = tl.load(logits + chosen) * warmth
     tl.store(tokens + row, chosen.to(tl.int64))
-    tl.store(scores + row, value)
+    tl.store(logprobs + row, value - top - tl.load(wholes + row))
 
 
 def draw_narrowed(
@@ -142,17 +142,19 @@ def draw_narrowed(
     inverse_temperature_r1: torch.Tensor | None,
     narrow: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     highest_r: torch.Tensor,
+    wholes_r: torch.Tensor,
     tokens_r: torch.Tensor,
-    scores_r: torch.Tensor,
+    logprobs_r: torch.Tensor,
 ) -> None:
-    """Write the tokens of rows with top-k or top-p, and their logits times inverse temperatures.
+    """Write the tokens of rows with top-k or top-p, and their logprobs in the whole distribution.
 
-    `narrow` is which rows, and their k and p; `highest_r` the highest of those products in every row.
+    `narrow` is which rows, and their k and p; `highest_r` the highest logit times inverse temperature of
+    every row, `wholes_r` the logarithm of what all tokens weigh beside that one.
     """
     rows_n, k_n, p_n = narrow
     warm = inverse_temperature_r1 is not None
     _narrow[(len(rows_n),)](
         logits_rv, inverse_temperature_r1 if warm else highest_r, u_r, rows_n, k_n, p_n,
-        highest_r, tokens_r, scores_r, logits_rv.shape[1], logits_rv.stride(0), u_r.stride(0),
+        highest_r, wholes_r, tokens_r, logprobs_r, logits_rv.shape[1], logits_rv.stride(0), u_r.stride(0),
         WARM=warm, CHUNK=_CHUNK, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip

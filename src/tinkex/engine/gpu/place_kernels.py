@@ -14,22 +14,28 @@ _PIECES, _BLOCK = 64, 1024
 
 @triton.jit(do_not_specialize=["start", "ranks"])
 def _place(table, source, scale, start, ranks, PIECES: tl.constexpr, BLOCK: tl.constexpr):
-    at = table + tl.program_id(0) * 7
-    begin, address, stride, member = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    at = table + tl.program_id(0) * 8
+    begin, address, member, scaled = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    stride, across = tl.load(at + 4), tl.load(at + 5)
     # In 32 bits: every number's row and column are found by a division.
-    count, columns = tl.load(at + 4).to(tl.int32), tl.load(at + 5).to(tl.int32)
-    scaled = tl.load(at + 6)
+    rows, columns = tl.load(at + 6).to(tl.int32), tl.load(at + 7).to(tl.int32)
+    count = rows * columns
     target = address.to(tl.pointer_type(source.dtype.element_ty)) + (member * ranks + start) * stride
     by = tl.where(scaled == 1, scale, 1.0)
     each = tl.cdiv(tl.cdiv(count, PIECES), BLOCK) * BLOCK
     first = tl.program_id(1) * each
+    # Numbers that lie side by side in the target are written together.
+    turned = across != 1
+    length = tl.where(turned, rows, columns)
     for here in range(first, tl.minimum(first + each, count), BLOCK):
         n = here + tl.arange(0, BLOCK)
         inside = n < count
-        value = tl.load(source + begin + n, mask=inside, other=0.0).to(tl.float32) * by
-        row = n // columns
-        spot = row * stride + (n - row * columns)
-        tl.store(target + spot, value.to(source.dtype.element_ty), mask=inside)
+        major = n // length
+        minor = n - major * length
+        row, column = tl.where(turned, minor, major), tl.where(turned, major, minor)
+        value = tl.load(source + begin + row * columns + column, mask=inside, other=0.0).to(tl.float32) * by
+        spot = target + row * stride + column * across
+        tl.store(spot, value.to(source.dtype.element_ty), mask=inside)
 
 
 class Move(NamedTuple):
@@ -50,11 +56,11 @@ class Places:
             (
                 move.begin,
                 move.target.data_ptr(),
-                move.target.stride(0),
                 move.member,
-                move.rows * move.target.shape[1],
-                move.target.shape[1],
                 int(move.scaled),
+                *move.target.stride(),
+                move.rows,
+                move.target.shape[1],
             )
             for move in moves
         ]
