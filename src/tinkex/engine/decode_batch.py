@@ -131,8 +131,7 @@ class DecodeBatch:
         self.ids_r = ids_r
         paged = self.paged
         self.positions += 1
-        self.positions_r.add_(1)
-        paged.places_t.add_(1)
+        torch._foreach_add_([self.positions_r, paged.places_t], 1)
         if paged.targets is not None:
             paged.targets.add_(1)
         paged.shortest += 1

@@ -119,9 +119,10 @@ class DecodeGraphs:
     def _fill(self, recorded: _Recorded, batch: DecodeBatch, width: int, stack: Stack | None) -> None:
         """Put this step's numbers where the graph reads them."""
         count = len(batch.rows)
-        recorded.ids_r[:count].copy_(batch.ids_r)
-        recorded.positions_r[:count].copy_(batch.positions_r)
-        recorded.places_r[:count].copy_(batch.paged.places_t)
+        torch._foreach_copy_(
+            [recorded.ids_r[:count], recorded.positions_r[:count], recorded.places_r[:count]],
+            [batch.ids_r, batch.positions_r, batch.paged.places_t],
+        )
         same = self._filled is recorded and self._rows is batch.rows
         entering = np.flatnonzero(batch.positions % self.cache.block_size == 0) if same else None
         if entering is not None and not entering.size:

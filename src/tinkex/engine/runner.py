@@ -273,20 +273,23 @@ class _OnTheWay:
 
     def __init__(self, drawn: Drawn) -> None:
         self.drawn = drawn
-        both = torch.stack([drawn.tokens_r.double(), drawn.logprobs_r.double()])
-        self.host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
-        self.host.copy_(both, non_blocking=True)
+        self.tokens_r, self.logprobs_r = _sent_home(drawn.tokens_r), _sent_home(drawn.logprobs_r)
         self.done = torch.cuda.Event()
         self.done.record()
 
     def arrived(self, draws: DrawRows) -> Outcome:
         """The outcome, as soon as it is there."""
         self.done.synchronize()
-        tokens, logprobs = self.host.numpy()
         found = Outcome(
-            draws.rows, draws.streams, tokens.astype(np.int64).tolist(), logprobs.astype(np.float32)
+            draws.rows, draws.streams, self.tokens_r.tolist(), self.logprobs_r.numpy().astype(np.float32)
         )
         return _with_top(found, self.drawn)
+
+
+def _sent_home(values: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of the host that is filled while both go on."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
 
 
 def outcome(draws: DrawRows, drawn: Drawn) -> Outcome:
