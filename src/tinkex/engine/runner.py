@@ -29,7 +29,7 @@ from .prompt_graphs import PromptGraphs
 from .sampling_math import Drawn, draw
 from .sampling_rows import DrawRows, Job, Row
 from .scheduler import Pass, PieceWork
-from .sending import sent
+from .sending import Coming, sent
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Runner:
         self.fast_draw = base.fast_draw()
         self._batch: DecodeBatch | None = None
         self._begun: tuple[DecodeBatch, torch.Tensor] | None = None
-        self._prompts: tuple[list[PieceWork], torch.Tensor] | None = None
+        self._prompts: tuple[list[PieceWork], Coming] | None = None
 
     def run(self, work: Pass) -> Outcome:
         """One pass, from block copies to drawn tokens."""
@@ -114,12 +114,14 @@ class Runner:
         """The requests whose prompts' hidden states of the last pass are not finite."""
         if self._prompts is None:
             return []
-        (pieces, hidden_tc), self._prompts = self._prompts, None
-        if bool(torch.isfinite(hidden_tc).all()):
+        (pieces, coming), self._prompts = self._prompts, None
+        finite_t = coming.arrived()
+        if bool(finite_t.all()):
             return []
-        states = hidden_tc.split([piece.end - piece.start for piece in pieces])
-        pairs = zip(pieces, states, strict=True)
-        return [piece.fill.job for piece, state in pairs if not bool(torch.isfinite(state).all())]
+        each = finite_t.split([piece.end - piece.start for piece in pieces])
+        return [
+            piece.fill.job for piece, finite in zip(pieces, each, strict=True) if not bool(finite.all())
+        ]
 
     def scrub(self, blocks: Iterable[int]) -> None:
         """Clear what requests with numbers that are not finite leave behind."""
@@ -188,7 +190,8 @@ class Runner:
 
     def _read_prompts(self, pieces: list[PieceWork], hidden_tc: torch.Tensor, start: int) -> None:
         """Score prompts, and keep the state that first tokens are drawn from."""
-        self._prompts = (pieces, hidden_tc[start:])
+        # Looked at before a step ahead, which may use the same memory, and known without waiting for it.
+        self._prompts = (pieces, Coming(torch.isfinite(hidden_tc[start:]).all(-1)))
         for piece in pieces:
             end = start + piece.end - piece.start
             owner = piece.fill.owner
@@ -273,23 +276,13 @@ class _OnTheWay:
 
     def __init__(self, drawn: Drawn) -> None:
         self.drawn = drawn
-        self.tokens_r, self.logprobs_r = _sent_home(drawn.tokens_r), _sent_home(drawn.logprobs_r)
-        self.done = torch.cuda.Event()
-        self.done.record()
+        self.tokens_r, self.logprobs_r = Coming(drawn.tokens_r), Coming(drawn.logprobs_r)
 
     def arrived(self, draws: DrawRows) -> Outcome:
         """The outcome, as soon as it is there."""
-        self.done.synchronize()
-        found = Outcome(
-            draws.rows, draws.streams, self.tokens_r.tolist(), self.logprobs_r.numpy().astype(np.float32)
-        )
+        tokens, logprobs = self.tokens_r.arrived().tolist(), self.logprobs_r.arrived().numpy()
+        found = Outcome(draws.rows, draws.streams, tokens, logprobs.astype(np.float32))
         return _with_top(found, self.drawn)
-
-
-def _sent_home(values: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of the host that is filled while both go on."""
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)
 
 
 def outcome(draws: DrawRows, drawn: Drawn) -> Outcome:
