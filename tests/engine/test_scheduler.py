@@ -1,5 +1,7 @@
 """The scheduler alone, over a memory that holds token numbers: always progress, right contexts, no leak."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,11 +96,18 @@ jobs = st.tuples(
     st.integers(8, 30),
     st.integers(1, 6),
     st.sampled_from([3, 8, 64]),
-    st.booleans(),
+    st.sampled_from(["plain", "exact", "ahead"]),
     st.data(),
 )
-def test_every_request_ends_and_every_context_is_right(asked, blocks, max_rows, pass_tokens, exact, data):
-    machine = Machine(blocks, max_rows=max_rows, pass_tokens=pass_tokens, chunk=SIZE if exact else None)
+def test_every_request_ends_and_every_context_is_right(asked, blocks, max_rows, pass_tokens, mode, data):
+    chunk = SIZE if mode == "exact" else None
+    options = {"max_rows": max_rows, "pass_tokens": pass_tokens, "chunk": chunk, "ahead": mode == "ahead"}
+    with mock.patch("tinkex.engine.scheduler._EVEN", 6):
+        check_that_all_end(Machine(blocks, **options), asked, data)
+
+
+def check_that_all_end(machine, asked, data):
+    """Requests that arrive and are cancelled at any time end as they should, and nothing stays behind."""
     expected = {}
     cancelled = set()
     queue = list(enumerate(asked))
@@ -138,6 +147,29 @@ def test_prompts_are_computed_beside_rows_in_pieces():
         counts.append((before, work_rows))
     assert len(counts) == 5
     assert all(rows == 1 for _, rows in counts), "the decoded row takes part in every pass"
+
+
+def read_at_once(machine):
+    """How many prompt tokens the next pass reads."""
+    taken = []
+    settle = machine.scheduler.settle
+    machine.scheduler.settle = lambda work, ended: taken.append(work.pieces) or settle(work, ended)
+    machine.step()
+    machine.scheduler.settle = settle
+    return sum(piece.end - piece.start for piece in taken[0])
+
+
+def test_a_device_that_works_ahead_reads_even_numbers_of_prompt_tokens():
+    machine = Machine(4000, max_rows=64, pass_tokens=8192, ahead=True)
+    for i in range(9):
+        machine.add(f"first {i}", [i] * 300, 1, 50)
+    assert read_at_once(machine) == 2700, "with nothing else to do all of them"
+    for i in range(9):
+        machine.add(str(i), [10 + i] * 300, 1, 50)
+    assert read_at_once(machine) == 1800, "as many as 2,048 hold"
+    assert read_at_once(machine) == 900
+    machine.add("long", [30] * 3000, 1, 50)
+    assert read_at_once(machine) == 3000, "one that is longer does not wait for ever"
 
 
 @pytest.mark.parametrize("drop", [0, 2, 4])

@@ -1,9 +1,9 @@
 """Passes over few prompt tokens as recorded CUDA graphs: launching them one by one takes the host longer
 than the device needs.
 
-A graph is recorded for a number of tokens and of prompts, both rounded up; tokens beyond the last prompt
-write to the cache's sink and see each other alone. Only prompts that begin in the pass are read by a graph,
-and only with adapters that lie beside the weights.
+A graph is recorded for a number of tokens, a number of prompts and the longest of them, all rounded up;
+tokens beyond the last prompt write to the cache's sink and see each other alone. Only prompts that begin in
+the pass are read by a graph, and only with adapters that lie beside the weights.
 
 Shape letters: T tokens of the graph, P prompts of it, C hidden size.
 """
@@ -69,8 +69,9 @@ class PromptGraphs:
         if stack is None:
             return None
         room, most = rounded(tokens), rounded_prompts(len(lengths))
-        key = (room, most, stack.ranks, stack.spans_t2 is not None)
-        recorded = self._graphs.get(key, lambda: self._record(room, most, stack.apart(room)))
+        longest = rounded_length(max(*lengths, room - tokens))
+        key = (room, most, longest, stack.ranks, stack.spans_t2 is not None)
+        recorded = self._graphs.get(key, lambda: self._record(room, most, longest, stack.apart(room)))
         padded, ends = laid_out(given, lengths, room, most, self.cache.sink)
         send_into(recorded.given_3t, padded)
         send_into(recorded.ends_p, ends)
@@ -78,7 +79,7 @@ class PromptGraphs:
         recorded.graph.replay()
         return recorded.hidden_tc[:tokens]
 
-    def _record(self, room: int, most: int, stack: Stack) -> _Recorded:
+    def _record(self, room: int, most: int, longest: int, stack: Stack) -> _Recorded:
         from .gpu.flash import Spans
 
         device = self.base.device
@@ -92,7 +93,7 @@ class PromptGraphs:
             paged = PagedBatch(self.cache, places, reads_prompts=True)
             plan = Plan(paged_attention, (), (0, room), paged)
             plan.scratch["stack"] = stack
-            plan.scratch["contexts"] = (places, Spans(ends_p, ends_p, room, room))
+            plan.scratch["contexts"] = (places, Spans(ends_p, ends_p, longest, longest))
             return self.base.hidden_states(ids[None], positions[None], plan)
 
         graph, hidden_tc = self.recorder.record(once)
@@ -123,6 +124,11 @@ def rounded(tokens: int) -> int:
     if tokens > 256:
         return -(-tokens // 256) * 256
     return max(1 << max(tokens - 1, 0).bit_length(), 32)
+
+
+def rounded_length(longest: int) -> int:
+    """The next power of two from 256 on: attention is launched for as many tokens of every prompt."""
+    return max(1 << max(longest - 1, 0).bit_length(), 256)
 
 
 def rounded_prompts(count: int) -> int:

@@ -20,6 +20,8 @@ _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
 _TOGETHER, _PATIENCE = 16, 8
 """On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps."""
+_EVEN = 2048
+"""Beside decoded rows prompts of so many tokens, or a multiple, are read: products like such sizes best."""
 _FEWEST_TOKENS, _CALM = 16, 256
 """What passes shrink to at most when memory is short, and after how many good ones they grow again."""
 
@@ -318,6 +320,7 @@ class Scheduler:
                 return
             self._parked.popleft()
             self._fills.append(Fill(row, tokens, table, len(table.blocks) * self.pool.size))
+        room = self._even_room()
         for job in list(islice(self._waiting, _LOOK_AHEAD)):
             if self._full(work):
                 return
@@ -328,13 +331,23 @@ class Scheduler:
             if self._computed_elsewhere(job, len(table.blocks)):
                 self.pool.close(table)
                 continue
-            if not self._room_for(table, len(job.prompt)):
+            missing = len(job.prompt) - done
+            uneven = bool(self._fills) and missing > room
+            if uneven or not self._room_for(table, len(job.prompt)):
                 self.pool.close(table)
                 return
             self._waiting.remove(job)
             if job.hit is None:
                 job.hit = done
+            room -= missing
             self._fills.append(Fill(job, job.prompt, table, done))
+
+    def _even_room(self) -> float:
+        """How many tokens of waiting prompts to take up now; the rest wait for others to come."""
+        tokens = sum(len(job.prompt) for job in islice(self._waiting, _LOOK_AHEAD))
+        if not self.ahead or not self.rows or tokens <= _EVEN or self._fills:
+            return float("inf")
+        return tokens // _EVEN * _EVEN
 
     def _full(self, work: Pass) -> bool:
         return len(self.rows) + len(work.starts) + len(self._fills) >= self.max_rows

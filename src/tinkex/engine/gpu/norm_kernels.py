@@ -112,7 +112,7 @@ def add_norm(
     `y` and `low` may be two matrices each, in float32, whose sums are meant.
     """
     rows, columns = x.shape
-    if y is not None and (low is not None or y.dim() == 3):
+    if y is not None and (bt is not None or y.dim() == 3):
         # Tiles of several rows share what they read of an adapter; a norm needs whole rows.
         x, y = _added(x, y, low, bt, spans), None
     total = x if y is None else torch.empty_like(x)
