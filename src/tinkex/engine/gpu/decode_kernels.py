@@ -106,6 +106,14 @@ def _join(
     tl.store(out + (row * KV * GROUP + head) * SIZE + at, mixed.to(out.dtype.element_ty))
 
 
+def _parts(programs: int, tiles: int) -> int:
+    """Parts of a context: one program a row and head leaves most of the device idle when rows are few."""
+    found = 1
+    while found < 16 and programs * found < _MANY // 2 and tiles > found:
+        found *= 2
+    return found
+
+
 def decode_attention(
     q_rhd: torch.Tensor,
     k_pkd: torch.Tensor,
@@ -119,6 +127,7 @@ def decode_attention(
     tokens: int | None = None,
     warps: int | None = None,
     stages: int = 2,
+    parts: int | None = None,
 ) -> torch.Tensor:
     """What each row's token sees: places `block * size + offset` of the pool, up to its own position."""
     rows, heads, size = q_rhd.shape
@@ -126,10 +135,7 @@ def decode_attention(
     width = blocks_rw.shape[1]
     many = rows * kv_heads >= _MANY
     tokens, warps = tokens or (32 if many else 64), warps or (1 if many else 2)
-    parts = 1
-    # One program a row and head leaves most of the device idle when rows are few and contexts long.
-    while parts < 16 and rows * kv_heads * parts < 256 and width * block_size > 4 * tokens * parts:
-        parts *= 2
+    parts = parts or _parts(rows * kv_heads, width * block_size // tokens)
     out = torch.empty_like(q_rhd)
     shape = (rows, kv_heads, parts, 16)
     room = torch.empty((*shape, size) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)

@@ -149,7 +149,8 @@ def gated_backward(
         draw, out,
         tokens, inner, raw.stride(0), low.stride(0) if lora else 0, bt.stride(0) if lora else 0,
         draw.stride(0), bt.shape[0] if lora else 0,
-        ROWS=rows, COLUMNS=_COLUMNS, LORA=lora, MIXED=spans is not None, num_warps=4, num_stages=2,
+        ROWS=rows, COLUMNS=_COLUMNS, LORA=lora, MIXED=spans is not None, num_warps=8 if rows == 64 else 4,
+        num_stages=2,
         **early(),
     )  # fmt: skip
     return out
