@@ -273,8 +273,6 @@ def sampling(base: BaseModel) -> Figures:
     found["decode 64, 8 adapters / 1"] = mixed / found["decode 64 tok/s"]
     found |= arriving(ours, versions[0])
     found["512 arriving / 256 whole"] = found["512 arriving tok/s"] / found["decode 256 whole tok/s"]
-    until = found["512 arriving, until the last came tok/s"]
-    found["512 arriving, until the last came / 256 whole"] = until / found["decode 256 whole tok/s"]
     data = data_of([64], base.vocab_size)
     waits = []
     for _ in range(5):
@@ -291,18 +289,13 @@ def sampling(base: BaseModel) -> Figures:
 
 
 def arriving(ours: Ours, version: str) -> Figures:
-    """512 requests of ragged prompts and answers, a new one whenever fewer than 256 are open.
-
-    Once as a whole, with the last ones ending one by one, and once until the last has come.
-    """
+    """512 requests of ragged prompts and answers, a new one whenever fewer than 256 are open."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(16, 257, 512).tolist()
     news = rng.integers(64, 193, 512).tolist()
-    sampler = ours.engine.sampler
 
-    def run(at_once: int) -> Figures:
+    def run(at_once: int) -> float:
         waiting, open_ = list(zip(lengths, news, strict=True)), 0
-        drawn, started, until = sampler.tokens_drawn, time.perf_counter(), 0.0
         with measured() as taken:
             while waiting or ours.engine.busy:
                 while waiting and open_ < at_once:
@@ -311,15 +304,10 @@ def arriving(ours: Ours, version: str) -> Figures:
                     open_ += 1
                 for answer in ours.engine.step():
                     open_ -= type(answer).__name__ == "SampleDone"
-                if not waiting and not until:
-                    until = (sampler.tokens_drawn - drawn) / (time.perf_counter() - started)
-        return {
-            "512 arriving tok/s": sum(news) / taken["seconds"],
-            "512 arriving, until the last came tok/s": until,
-        }
+        return sum(news) / taken["seconds"]
 
     run(256)
-    return run(256)
+    return {"512 arriving tok/s": run(256)}
 
 
 def passes(ours: Ours, version: str) -> None:
