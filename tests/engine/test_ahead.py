@@ -82,6 +82,28 @@ def test_the_first_step_after_prompts_is_begun_with_them(base, monkeypatch):
     assert used == [3, 3, 3]
 
 
+def test_a_step_ahead_may_use_the_memory_that_prompts_were_read_in(base, monkeypatch):
+    requests = asked([16, 5, 31], max_tokens=4)
+    wanted = sample(base, *requests, ahead=False)
+    read, begin = Runner._read_prompts, Runner._begin_next
+    states = []
+
+    def noted(self, pieces, hidden_tc, start):
+        read(self, pieces, hidden_tc, start)
+        states.append(hidden_tc)
+
+    def spoilt(self, batch):
+        for hidden_tc in states:
+            hidden_tc.fill_(float("nan"))
+        begin(self, batch)
+
+    monkeypatch.setattr(Runner, "_read_prompts", noted)
+    monkeypatch.setattr(Runner, "_begin_next", spoilt)
+    got = sample(base, *requests, ahead=True)
+    assert states
+    same(got, wanted, requests)
+
+
 def test_rows_that_end_or_come_meanwhile(base):
     versions = {"a": trained_adapter(base, 4, 1), "b": trained_adapter(base, 8, 2)}
     results = []

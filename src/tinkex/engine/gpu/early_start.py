@@ -8,6 +8,7 @@ as well.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import triton
@@ -34,6 +35,7 @@ def ask_for(address, wanted):
     )
 
 
+@functools.cache
 def early() -> dict[str, Any]:
     """How to launch a kernel that has an `EARLY` way to begin."""
     if triton.knobs.runtime.interpret:
