@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.prompt_graphs import MOST_TOKENS, laid_out, rounded, rounded_prompts
+from tinkex.engine.prompt_graphs import MOST_TOKENS, laid_out, rounded, rounded_length, rounded_prompts
 
 
 @given(st.integers(1, MOST_TOKENS))
@@ -13,6 +13,14 @@ def test_room_holds_the_tokens_and_is_one_of_few_sizes(tokens):
     assert tokens <= room <= max(2 * tokens, 32)
     assert room in {32, 64, 128, 256, *range(512, MOST_TOKENS + 1, 256)}
     assert rounded(room) == room
+
+
+@given(st.integers(0, MOST_TOKENS))
+def test_lengths_are_rounded_to_few(longest):
+    room = rounded_length(longest)
+    assert longest <= room
+    assert room in {256, 512, 1024, 2048}
+    assert room == 256 or room < 2 * longest
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(0, 100))

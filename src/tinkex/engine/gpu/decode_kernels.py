@@ -127,7 +127,6 @@ def decode_attention(
     tokens: int | None = None,
     warps: int | None = None,
     stages: int = 2,
-    parts: int | None = None,
 ) -> torch.Tensor:
     """What each row's token sees: places `block * size + offset` of the pool, up to its own position."""
     rows, heads, size = q_rhd.shape
@@ -135,7 +134,7 @@ def decode_attention(
     width = blocks_rw.shape[1]
     many = rows * kv_heads >= _MANY
     tokens, warps = tokens or (32 if many else 64), warps or (1 if many else 2)
-    parts = parts or _parts(rows * kv_heads, width * block_size // tokens)
+    parts = _parts(rows * kv_heads, width * block_size // tokens)
     out = torch.empty_like(q_rhd)
     shape = (rows, kv_heads, parts, 16)
     room = torch.empty((*shape, size) if parts > 1 else (1,), dtype=torch.float32, device=q_rhd.device)
