@@ -368,6 +368,20 @@ def test_long_conversations_are_cut(real: Command, tmp_path: Path):
     assert "1 conversation longer than the context or --max-length" in done.err
 
 
+def test_a_life_the_server_does_not_take_costs_no_weights(train, tmp_path: Path):
+    done = train("--max-steps", "3", "--save-every", "1", "--ttl", "5")
+    assert done.code == 0
+    refusal = "warning: ttl_seconds: 5 is not between 60 and"
+    assert refusal in done.err
+    assert "000001 is not saved; later ones are, for good" in done.err
+    checkpoints = [json.loads(line) for line in (tmp_path / "run" / "checkpoints.jsonl").open()]
+    assert checkpoints[-1]["name"] == "final"
+    once = train("--max-steps", "1", "--ttl", "5", "--json", log="one")
+    assert once.code == 0
+    assert once.data["sampler_path"].endswith("/final")
+    assert "final is saved for good" in once.err
+
+
 def test_a_failure_on_the_way_says_how_to_go_on(fake: Fake, data: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TINKER_TOKENIZER_DIR", str(make_tiny_model(tmp_path / "tiny")))
     words = ("train", str(data), "--model", "Qwen/Qwen3-8B", "--log-path", str(tmp_path / "run"), *SMALL)

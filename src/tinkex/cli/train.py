@@ -209,6 +209,9 @@ def _run(
                         line.show(text, now=True)
                     else:
                         out.say(text)
+                if seen.warning is not None:
+                    folder.log(seen.warning)
+                    out.warn(seen.warning)
                 if seen.checkpoint is not None:
                     paths = seen.checkpoint
                     folder.checkpoint(paths)

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .output import Output
 from .training_data import Batch, Dataset, order_of
@@ -34,11 +34,22 @@ class Seen:
     step: int
     values: dict[str, Any]
     checkpoint: dict[str, Any] | None = None
+    warning: str | None = None
 
     @property
     def measured(self) -> bool:
         """Whether there is more to say than that something was saved."""
         return not {"train_mean_nll", "test/nll"}.isdisjoint(self.values)
+
+
+class _Save(NamedTuple):
+    """A checkpoint that was asked for."""
+
+    name: str
+    done: int
+    life: int | None
+    state: Any
+    sampler: Any
 
 
 @dataclass
@@ -51,7 +62,7 @@ class _Sent:
     passed: Any = None
     stepped: Any = None
     measured: Any = None
-    saved: tuple[str, int, Any, Any] | None = None
+    saved: _Save | None = None
 
 
 @dataclass
@@ -143,14 +154,17 @@ class Loop:
             else self.trainer.forward(self.test.everything().data, "cross_entropy")
         )
 
-    def _save(self, name: str, done: int) -> tuple[str, int, Any, Any]:
+    def _save(self, name: str, done: int) -> _Save:
         life, self.saved = self.settings.ttl_seconds, done
         state = self.trainer.save_state(name, ttl_seconds=life)
-        return name, done, state, self.trainer.save_weights_for_sampler(name, ttl_seconds=life)
+        return _Save(name, done, life, state, self.trainer.save_weights_for_sampler(name, ttl_seconds=life))
 
     # ---- results
 
     def _finish(self, sent: _Sent) -> Seen:
+        from ..errors import BadRequestError, Fault, RequestFailedError
+        from .advice import told
+
         seen = Seen(sent.step, sent.values)
         if sent.batch is not None:
             loss = sent.passed.result().metrics["loss:sum"]
@@ -173,18 +187,37 @@ class Loop:
                 sent.measured.result().metrics["loss:sum"] / self.test.everything().counted
             )
         if sent.saved is not None:
-            name, done, state, sampler = sent.saved
-            epoch, batch = divmod(done, self.per_epoch)
-            seen.checkpoint = {
-                "name": name,
-                "epoch": epoch,
-                "batch": batch,
-                "step": done,
-                "final": name == "final",
-                "state_path": state.result().path,
-                "sampler_path": sampler.result().path,
-            }
+            try:
+                seen.checkpoint = self._saved(sent.saved)
+            except (BadRequestError, RequestFailedError) as error:
+                if sent.saved.life is None or error.fault != Fault.USER:
+                    raise
+                self._save_without_life(sent, seen, told(error).message)
         return seen
+
+    def _save_without_life(self, sent: _Sent, seen: Seen, refusal: str) -> None:
+        """Rather keep weights for good than lose them, after the server refused the life asked for them."""
+        assert sent.saved is not None
+        self.settings = replace(self.settings, ttl_seconds=None)
+        name = sent.saved.name
+        if sent.batch is None:
+            seen.warning = f"{refusal}: {name} is saved for good"
+            seen.checkpoint = self._saved(self._save(name, sent.saved.done))
+        else:  # by now the model has made further steps
+            seen.warning = f"{refusal}: {name} is not saved; later ones are, for good"
+
+    def _saved(self, save: _Save) -> dict[str, Any]:
+        name, done, _, state, sampler = save
+        epoch, batch = divmod(done, self.per_epoch)
+        return {
+            "name": name,
+            "epoch": epoch,
+            "batch": batch,
+            "step": done,
+            "final": name == "final",
+            "state_path": state.result().path,
+            "sampler_path": sampler.result().path,
+        }
 
 
 @contextmanager
