@@ -46,7 +46,8 @@ def register(parser: Parser) -> None:
     """Fill the command's parser."""
     words = {
         "--task": "supervised fine-tuning, reinforcement learning, or one after the other [both]",
-        "--model": "the model that learns: a name of `tinkex models list`, or a folder [nano]",
+        "--model": "the model that learns: a name of `tinkex models list`, or a folder; with larger ones"
+        " the lessons take long on a CPU [nano]",
         "--seed": "another seed, another run [0]",
         "--out": "where the report goes [tinkex-demo.html]",
         "--show-code": "print the loops it runs, and leave",
