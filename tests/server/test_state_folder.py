@@ -61,11 +61,20 @@ def test_names_that_mean_something_to_the_system_are_refused(name: str):
         file_name(name)
 
 
-def test_names_too_long_for_a_file_are_refused():
-    assert len(file_name("a" * LONGEST_NAME)) == LONGEST_NAME
-    for name in ("a" * (LONGEST_NAME + 1), "ü" * 40):
-        with pytest.raises(ValueError, match=f"too long for a file: {LONGEST_NAME} at most"):
-            file_name(name)
+def test_names_too_long_for_a_file_are_shortened_and_stay_different():
+    assert file_name("a" * LONGEST_NAME) == "a" * LONGEST_NAME
+    long = [
+        "a" * (LONGEST_NAME + 1),
+        "a" * (LONGEST_NAME + 2),
+        "a" * LONGEST_NAME + "b",
+        "ü" * 40,
+        "=" * 255,
+    ]
+    encoded = [file_name(name) for name in long]
+    assert {len(each) for each in encoded} == {LONGEST_NAME}
+    assert len(set(encoded)) == len(long)
+    assert all("%%" in each for each in encoded), "which no other name has"
+    assert encoded == [file_name(name) for name in long]
 
 
 def test_ids_of_models_are_readable():

@@ -31,16 +31,15 @@ class StateInUse(Exception):
 def file_name(name: str) -> str:
     """A name from the network as the name of a file; different names stay different.
 
-    Everything but letters, digits, `_`, `.` and `-` is written as `%` and two hexadecimal digits.
-    Raises ValueError for names that are empty, too long, `.` or `..`.
+    Everything but letters, digits, `_`, `.` and `-` is written as `%` and two hexadecimal digits; what is
+    then too long ends in `%%` and a digest of the whole. ValueError for names that are empty, `.` or `..`.
     """
     encoded = _UNSAFE.sub(lambda found: b"%%%02X" % ord(found[0]), name.encode("utf-8", "surrogatepass"))
     if encoded in (b"", b".", b".."):
         raise ValueError(f"{name!r} cannot be the name of a file")
     if len(encoded) > LONGEST_NAME:
-        raise ValueError(
-            f"a name of {len(encoded)} characters is too long for a file: {LONGEST_NAME} at most"
-        )
+        digest = b"%%" + hashlib.sha256(encoded).hexdigest()[:40].encode()
+        encoded = encoded[: LONGEST_NAME - len(digest)] + digest
     return encoded.decode()
 
 
