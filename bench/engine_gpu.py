@@ -290,7 +290,7 @@ def sampling(base: BaseModel) -> Figures:
 
 
 def arriving(ours: Ours, version: str) -> Figures:
-    """512 requests of ragged prompts and answers, a new one whenever fewer than 256 are open; and all at once."""
+    """512 requests of ragged lengths, a new one whenever fewer than 256 are open; then all at once."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(16, 257, 512).tolist()
     news = rng.integers(64, 193, 512).tolist()
