@@ -11,13 +11,16 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.matrix.serving import Served
 from tinkex.cli import train as train_command
+from tinkex.cli.training_loop import Loop, Seen, _Sent
 from tinkex.cli.training_settings import Settings
+from tinkex.errors import RequestFailedError
 from tinkex.testing import make_tiny_model
 
 from .conftest import MISSING, Command, Fake, Trained
@@ -228,6 +231,36 @@ def test_who_interrupts_a_run_right_after_a_save_keeps_that_save(
     saved = [each["step"] for each in lines(folder / "checkpoints.jsonl")]
     assert saved == list(range(1, len(lines(folder / "metrics.jsonl")) + 1))
     assert f"Stopped after step {saved[-1]} and saved." in out
+
+
+def test_a_save_that_was_refused_is_not_taken_for_one():
+    class Trainer:
+        """Refuses every save that is to expire."""
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, int | None]] = []
+
+        def save_state(self, name: str, ttl_seconds: int | None) -> Any:
+            self.asked.append((name, ttl_seconds))
+            return self
+
+        save_weights_for_sampler = save_state
+
+        def result(self) -> Any:
+            if self.asked[-1][1] is not None:
+                raise RequestFailedError("ttl_seconds: 5 is not enough", "r", "user")
+            return SimpleNamespace(path="tinker://it")
+
+    trainer = Trainer()
+    loop = Loop(trainer, Settings(ttl_seconds=5, batch_size=1), [0] * 9, None)  # type: ignore[arg-type]
+    on_the_way = _Sent(0, {}, batch=SimpleNamespace(counted=1, data=[], tokens=1), saved=loop._save("1", 1))
+    seen = Seen(0, {})
+    loop._save_without_life(on_the_way, seen, "refused")
+    assert seen.warning == "refused: 1 is not saved; later ones are, for good"
+    last = loop._send_last(1)
+    assert last is not None, "stopped right there, the weights are still to be saved"
+    assert loop._finish(last).checkpoint["state_path"] == "tinker://it"
+    assert trainer.asked[-1] == ("000001", None)
 
 
 class Terminal(io.StringIO):

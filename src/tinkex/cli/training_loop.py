@@ -205,6 +205,8 @@ class Loop:
             seen.checkpoint = self._saved(self._save(name, sent.saved.done))
         else:  # by now the model has made further steps
             seen.warning = f"{refusal}: {name} is not saved; later ones are, for good"
+            if self.saved == sent.saved.done:
+                self.saved = None
 
     def _saved(self, save: _Save) -> dict[str, Any]:
         name, done, _, state, sampler = save
