@@ -348,6 +348,10 @@ class FusedDecoder(Decoder):
             return super().run(input_ids, position_ids, plan)
         x_tc = self.embed(input_ids[0])
         turn = self.rotary.at(x_tc, position_ids)
+        if plan.paged is not None and plan.paged.rows:
+            block_table(
+                plan, plan.paged
+            )  # attention asks for blocks before the kernels before it have ended
         more: tuple[_Low, _Low, _Low] = (None, None, None)
         for layer in self.fused:
             x_tc, more = layer.run(x_tc, more, stack, plan, turn)
