@@ -289,26 +289,30 @@ def sampling(base: BaseModel) -> Figures:
     return found
 
 
-def arriving(ours: Ours, version: str) -> Figures:
-    """512 requests of ragged lengths, a new one whenever fewer than 256 are open; then all at once."""
+def served(ours: Ours, version: str, at_once: int) -> float:
+    """Tokens a second of 512 requests of ragged lengths, a new one whenever fewer than so many are open."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(16, 257, 512).tolist()
     news = rng.integers(64, 193, 512).tolist()
+    waiting, open_ = list(zip(lengths, news, strict=True)), 0
+    with measured() as taken:
+        while waiting or ours.engine.busy:
+            while waiting and open_ < at_once:
+                prompt, new = waiting.pop()
+                ours.ask(version, prompt, new)
+                open_ += 1
+            for answer in ours.engine.step():
+                open_ -= type(answer).__name__ == "SampleDone"
+    return sum(news) / taken["seconds"]
 
-    def run(at_once: int) -> float:
-        waiting, open_ = list(zip(lengths, news, strict=True)), 0
-        with measured() as taken:
-            while waiting or ours.engine.busy:
-                while waiting and open_ < at_once:
-                    prompt, new = waiting.pop()
-                    ours.ask(version, prompt, new)
-                    open_ += 1
-                for answer in ours.engine.step():
-                    open_ -= type(answer).__name__ == "SampleDone"
-        return sum(news) / taken["seconds"]
 
-    run(256)
-    return {"512 arriving tok/s": run(256), "512 at once tok/s": run(512)}
+def arriving(ours: Ours, version: str) -> Figures:
+    """Requests that come as others end, and all of them there at once."""
+    served(ours, version, 256)
+    return {
+        "512 arriving tok/s": served(ours, version, 256),
+        "512 at once tok/s": served(ours, version, 512),
+    }
 
 
 def passes(ours: Ours, version: str) -> None:
@@ -327,11 +331,11 @@ def passes(ours: Ours, version: str) -> None:
             plain.setdefault(-(-len(work.rows) // 32) * 32, []).append(taken)
         return found
 
-    arriving(ours, version)
+    served(ours, version, 256)
     runner.run = timed
-    rate = arriving(ours, version)["512 arriving tok/s"]
+    rate = served(ours, version, 256)
     del runner.run
-    print(f"\n512 arriving, twice: {rate:,.0f} tok/s at the second time")
+    print(f"\n512 arriving: {rate:,.0f} tok/s")
     for title, some in (
         ("of 4,096 tokens and more", [x for x in prompts if x[0] >= 4096]),
         ("of fewer", [x for x in prompts if x[0] < 4096]),
