@@ -34,8 +34,9 @@ def fused(family, monkeypatch):
     """A model and the engine's, whose weights have a border as on a GPU."""
     monkeypatch.setattr("tinkex.engine.base_model.room_beside", lambda model: gpu.CAPACITY)
     monkeypatch.setattr("tinkex.engine.base_model.FOLDABLE", 0)
-    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", 24)
-    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.SPLIT", 3)
+    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", 2)
+    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.HALVED", 15)
+    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.BORDERED", 24)
     monkeypatch.setattr("tinkex.engine.runner.AdapterStacks.segment", lambda stacks, adapters: None)
     monkeypatch.setattr("tinkex.engine.runner.Slots.hold", lambda slots, rows, longest: None)
     plain = plain_model(family)
@@ -75,9 +76,11 @@ def test_mixed_ranks_joined_are_each_alone(fused):
         check(plain, state, datums, result)
 
 
+@pytest.mark.parametrize("few", [2, 8], ids=["halves", "few"])
 @pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
-def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, recorded, monkeypatch):
+def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, recorded, few, monkeypatch):
     _, base = fused
+    monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", few)
     if recorded:
         monkeypatch.setattr("tinkex.engine.runner.Recorder", DoneAgain)
         monkeypatch.setattr("tinkex.engine.runner._OnTheWay", Arrived)

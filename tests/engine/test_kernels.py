@@ -67,8 +67,8 @@ def second(low, bt, columns):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
-def test_add_norm(ranks, halves):
+@pytest.mark.parametrize("parts", [0, 1, 2, 3])
+def test_add_norm(ranks, parts):
     from tinkex.engine.gpu.norm_kernels import add_norm, norm_again, norm_backward
 
     columns = 48
@@ -77,10 +77,10 @@ def test_add_norm(ranks, halves):
     y, low = wide[:, :columns], lows(ranks, 1)
     bt = normal(ranks[0], columns) if ranks[0] else None
     given = {"y": y, "low": low, "bt": bt, "spans": ranks[1]}
-    if halves:
+    if parts:
         both = wide if low is None else torch.cat([y, low], 1)
-        part = torch.randn(both.shape, device=DEVICE)
-        both = torch.stack([part, both.float() - part])
+        some = torch.randn(parts - 1, *both.shape, device=DEVICE)
+        both = torch.cat([some, both.float()[None] - some.sum(0)])
         given |= {"y": both[..., :columns], "low": None if low is None else both[..., columns:]}
     total, normed, rstd = add_norm(x, weight, 1e-6, **given)
     summed = x.float() + y.float()
@@ -97,6 +97,39 @@ def test_add_norm(ranks, halves):
     into = torch.zeros(TOKENS, columns + 8, dtype=HALF, device=DEVICE)
     norm_backward(dy, total, rstd, weight, into[:, :columns], dres=dres[:, :columns])
     agree(into[:, :columns], (grad + dres[:, :columns].float()).to(HALF))
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 64])
+@pytest.mark.parametrize(("outputs", "inner"), [(200, 192), (64, 1024), (8448, 128)])
+def test_products_of_few_tokens(tokens, outputs, inner):
+    from tinkex.engine.gpu.few_kernels import few_product, few_sums, fits
+
+    assert fits(inner) or MODE == "compiled"
+    x, weight = normal(tokens, inner + 64)[:, :inner], normal(outputs + 32, inner, by=0.1)[:outputs]
+    wanted = x.float() @ weight.float().t()
+    agree(few_product(x, weight), wanted.to(HALF))
+    sums = few_sums(x, weight)
+    assert sums.dtype == torch.float32
+    agree(sums.sum(0), wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inner", "parts"), [(6240, 4096, 1), (24_640, 4096, 1), (4128, 4096, 2), (4128, 12_288, 2)]
+)
+def test_products_of_few_tokens_fill_the_device_evenly(tokens, outputs, inner, parts, monkeypatch):
+    from tinkex.engine.gpu import few_kernels
+
+    monkeypatch.setattr(few_kernels, "_device", lambda: few_kernels._Device(132, 228 << 10))
+    few_kernels._cut.cache_clear()
+    cut = few_kernels._cut(tokens, outputs, inner, 1 if parts == 1 else 4)
+    few_kernels._cut.cache_clear()
+    assert cut.parts == parts
+    assert inner % (cut.parts * cut.inputs) == 0
+    programs = -(-outputs // 64) * cut.parts
+    held = cut.stages * (64 + few_kernels._padded(tokens)) * cut.inputs * 2
+    assert -(-programs // 132) * (held + 1024) <= 228 << 10
+    assert cut.stages >= 3
 
 
 def turns():

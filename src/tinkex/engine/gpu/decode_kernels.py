@@ -60,6 +60,8 @@ def _attend(
         if PARTS > 1:
             let_next_start()
         wait_for_previous()
+        if PARTS == 1:
+            let_next_start()
     q_at = (row * KV * GROUP + head * GROUP + group[:, None]) * SIZE + at[None, :]
     query = tl.load(q + q_at, mask=own, other=0.0)
     highest = tl.full((16,), -1e30, tl.float32)
@@ -96,6 +98,7 @@ def _join(
 ):  # fmt: skip
     if EARLY:
         wait_for_previous()
+        let_next_start()
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     slot = ((row * KV + head // GROUP) * PARTS + tl.arange(0, PARTS)) * 16 + head % GROUP

@@ -3,8 +3,8 @@
 A launch otherwise begins when the last one has ended and its results are in memory. A kernel started early
 asks for what does not change during a pass (weights, adapters, where things lie), then waits for the kernel
 before it, and only then reads what that one wrote. All programs wait, so whatever came earlier has ended
-as well. A kernel that lets the next one start does so before it waits itself: what is read before a wait
-must be older than the last ordinary launch, such as a product.
+as well. Some let the next one start before they wait themselves, and a pass of few tokens is a chain of
+such kernels: what is read before a wait must be older than the pass's first layer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Sampling passes of few tokens take base outputs and A's products from one matrix product and add LoRA's
 second product inside the kernels that follow; larger passes compute A's product apart, which keeps the
-large product's tiles whole. A training pass keeps a layer's inputs, raw projections and attention, and
-computes what is cheap again. Passes whose adapters do not fit the border go through the plain decoder.
+large product's tiles whole. For very few tokens that one product is a kernel of ours. A training pass keeps
+a layer's inputs, raw projections and attention, and computes what is cheap again. Passes whose adapters do
+not fit the border go through the plain decoder.
 
 Shape letters: T tokens, C hidden size, H query heads, K key/value heads, D head size, O outputs, M members
 and R ranks of a group.
@@ -23,17 +24,21 @@ from ..plan import Plan, Segment
 from ..rotary import Rotation
 from .border import Border, Stack
 from .decode_kernels import decode_attention
+from .few_kernels import few_product, few_sums, fits
 from .flash import block_table, flash, flash_backward, prompt_contexts, sequence_spans
 from .gradient_sums import Sums
 from .head_kernels import split_heads, split_heads_backward
 from .mlp_kernels import gated, gated_backward
 from .norm_kernels import add_norm, norm_again, norm_backward
 
-FEW = 512
-"""Up to so many tokens one product with the bordered weights costs less than two."""
+FEW = 64
+"""Up to so many tokens a kernel of ours reads weights faster than the framework's products do."""
 
-SPLIT = 65
-"""From so many tokens on, up to `FEW`, products of few columns are computed as two sums."""
+HALVED = 511
+"""Beyond those and up to so many, products of few columns are computed as two sums."""
+
+BORDERED = 512
+"""Up to so many, one product with the bordered weights costs less than two."""
 
 _Low: TypeAlias = "torch.Tensor | None"
 
@@ -77,11 +82,11 @@ class FusedLayer:
     def project(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low]:
         """The base outputs (in rows that may lie apart) and A's products of the tokens' own adapters."""
         outer = group.columns[-1][1]
-        if not stack.ranks:
+        if x.shape[0] <= BORDERED:
+            both = _product(x, self.border.weight(group.name, stack.ranks))
+            y, low = both[:, :outer], both[:, outer:] if stack.ranks else None
+        elif not stack.ranks:
             y, low = torch.mm(x, group.weight_oi.t()), None
-        elif x.shape[0] <= FEW:
-            both = torch.mm(x, self.border.weight(group.name, stack.ranks).t())
-            y, low = both[:, :outer], both[:, outer:]
         else:
             y = torch.mm(x, group.weight_oi.t())
             low = torch.mm(x, self.border.a(group.name, stack.ranks).t())
@@ -101,23 +106,27 @@ class FusedLayer:
         bt = self.second(group, stack)
         if low is None or bt is None:
             return y, low, None
-        if x.shape[0] <= FEW:
+        if x.shape[0] <= BORDERED:
             return y, low, bt
         return y.addmm_(low, bt), low, None
 
-    def halves(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low, _Low]:
-        """Outputs of a group of one as two sums over half of its inputs each, to be added in `add_norm`.
+    def sums_of(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low, _Low]:
+        """Outputs of a group of one as sums over parts of its inputs, to be added in `add_norm`.
 
         Products of few columns and a few hundred rows have too few tiles for the whole device otherwise.
         """
         tokens, inner = x.shape
-        if not SPLIT <= tokens < FEW or group.bias_o is not None or inner % 128:
+        few = tokens <= FEW and fits(inner)
+        if group.bias_o is not None or not (few or (FEW < tokens <= HALVED and inner % 128 == 0)):
             return self.whole(group, x, stack)
         outer = group.columns[-1][1]
         weight = self.border.weight(group.name, stack.ranks)
-        half_2ti = x.view(tokens, 2, -1).transpose(0, 1)
-        weight_2ie = weight.view(len(weight), 2, -1).permute(1, 2, 0)
-        both = torch.bmm(half_2ti, weight_2ie, out_dtype=torch.float32)
+        if few:
+            both = few_sums(x, weight)
+        else:
+            half_2ti = x.view(tokens, 2, -1).transpose(0, 1)
+            weight_2ie = weight.view(len(weight), 2, -1).permute(1, 2, 0)
+            both = torch.bmm(half_2ti, weight_2ie, out_dtype=torch.float32)
         if not stack.ranks:
             return both, None, None
         stack.keep_own(both.flatten(0, 1)[:, outer:])
@@ -153,13 +162,13 @@ class FusedLayer:
         )  # fmt: skip
         raw, low = self.project(plain.qkv, normed, stack)
         attended = self._attended(raw, low, stack, plan, turn)
-        y, low, bt = self.halves(plain.out, attended, stack)
+        y, low, bt = self.sums_of(plain.out, attended, stack)
         x_tc, normed, _ = add_norm(
             x_tc, plain.norm_out.weight, plain.eps, y=y, low=low, bt=bt, spans=stack.spans_t2
         )
         both, low = self.project(plain.gate_up, normed, stack)
         inner = gated(both, low, self.second(plain.gate_up, stack), self.inner, stack.spans_t2)
-        return x_tc, self.halves(plain.down, inner, stack)
+        return x_tc, self.sums_of(plain.down, inner, stack)
 
     def _attended(
         self, raw: torch.Tensor, low: _Low, stack: Stack, plan: Plan, turn: Rotation
@@ -416,6 +425,10 @@ class FusedPass:
                     kept = again._replace(low_down=kept.low_down)
                 assert dx is not None
                 dx = layer.backward(dx, kept, self.stack, self.plan, self.turn, bool(self.kept))
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return few_product(x, weight) if len(x) <= FEW and fits(x.shape[1]) else torch.mm(x, weight.t())
 
 
 def _room(like: torch.Tensor, columns: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .early_start import early, wait_for_previous
+from .early_start import early, let_next_start, wait_for_previous
 from .own_ranks import own_ranks
 
 _COLUMNS = 64
@@ -64,6 +64,7 @@ def _gated(
         b_gate, b_up = _factors(bt, at, inner, bt_stride, first, end)
     if EARLY:
         wait_for_previous()
+        let_next_start()
     spot = raw + there[:, None] * raw_stride + at[None, :]
     gate, up = tl.load(spot), tl.load(spot + inner)
     if LORA:

@@ -1,6 +1,6 @@
 """Residual addition and root-mean-square normalisation in one pass over memory, and their backward pass.
 
-A program handles one row, or a tile where LoRA's second product or halves of a sum are added first. Sums
+A program handles one row, or a tile where LoRA's second product or parts of a sum are added first. Sums
 and statistics are in float32; what is stored is rounded where transformers rounds it.
 """
 
@@ -27,6 +27,7 @@ def _add_norm(
     by = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         wait_for_previous()
+        let_next_start()
     value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(y + row * y_stride + at, mask=inside, other=0.0).to(tl.float32)
@@ -49,22 +50,22 @@ def _factors(bt, at, there, columns, first, end):
 
 
 @triton.jit
-def _low(low, rows, inside, low_stride, half_stride, first, end, kind: tl.constexpr, HALVES: tl.constexpr):
+def _low(low, rows, inside, low_stride, part_stride, first, end, kind: tl.constexpr, PARTS: tl.constexpr):
     """A's products of the first 32 ranks."""
     r = first + tl.arange(0, 32)
     spot = low + rows[:, None] * low_stride + r[None, :]
     # Tokens without an adapter have no ranks, not even first ones.
     there = inside[:, None] & (r < end)[None, :]
     part = tl.load(spot, mask=there, other=0.0)
-    if HALVES:
-        part += tl.load(spot + half_stride, mask=there, other=0.0)
+    for n in tl.static_range(1, PARTS):
+        part += tl.load(spot + n * part_stride, mask=there, other=0.0)
     return part.to(kind)
 
 
 @triton.jit
 def _add_low(
-    x, y, low, bt, spans, total, tokens, columns, y_stride, low_stride, half_stride, ranks,
-    LORA: tl.constexpr, MIXED: tl.constexpr, HALVES: tl.constexpr, EARLY: tl.constexpr,
+    x, y, low, bt, spans, total, tokens, columns, y_stride, low_stride, part_stride, ranks,
+    LORA: tl.constexpr, MIXED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -79,11 +80,12 @@ def _add_low(
         let_next_start()
         wait_for_previous()
     if LORA:
-        part = _low(low, rows, inside, low_stride, half_stride, first, end, kind, HALVES)
+        part = _low(low, rows, inside, low_stride, part_stride, first, end, kind, PARTS)
     spot = y + rows[:, None] * y_stride + at[None, :]
     more = tl.load(spot, mask=mask, other=0.0).to(tl.float32)
-    if HALVES:
-        more += tl.load(spot + half_stride, mask=mask, other=0.0)
+    for n in tl.static_range(1, PARTS):
+        more += tl.load(spot + n * part_stride, mask=mask, other=0.0)
+    if PARTS:
         more = more.to(kind).to(tl.float32)
     here = rows[:, None] * columns + at[None, :]
     value = tl.load(x + here, mask=mask, other=0.0).to(tl.float32)
@@ -92,7 +94,7 @@ def _add_low(
             more += tl.dot(part, b)
             later = start + 32
             if later < end:
-                part = _low(low, rows, inside, low_stride, half_stride, later, end, kind, HALVES)
+                part = _low(low, rows, inside, low_stride, part_stride, later, end, kind, PARTS)
                 b = _factors(bt, at, there, columns, later, end)
     tl.store(total + here, (value + more).to(kind), mask=mask)
 
@@ -109,7 +111,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`x + y (+ low @ bt)`, that normalised, and each row's scale; without `y`, `x` is given back.
 
-    `y` and `low` may be two matrices each, in float32, whose sums are meant.
+    `y` and `low` may be several matrices each, in float32, whose sums are meant.
     """
     rows, columns = x.shape
     if y is not None and (bt is not None or y.dim() == 3):
@@ -137,12 +139,12 @@ def _added(
     rows, columns = x.shape
     total = torch.empty_like(x)
     lora = low is not None and bt is not None
-    halves = y.dim() == 3
+    parts = y.shape[0] if y.dim() == 3 else 0
     _add_low[(triton.cdiv(columns, _COLUMNS), triton.cdiv(rows, _ROWS))](
         x, y, low if lora else x, bt if lora else x, x if spans is None else spans, total,
-        rows, columns, y.stride(-2), low.stride(-2) if lora else 0, y.stride(0) if halves else 0,
+        rows, columns, y.stride(-2), low.stride(-2) if lora else 0, y.stride(0) if parts else 0,
         bt.shape[0] if lora else 0,
-        LORA=lora, MIXED=spans is not None, HALVES=halves, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
+        LORA=lora, MIXED=spans is not None, PARTS=parts, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
         **early(),
     )  # fmt: skip
     return total
