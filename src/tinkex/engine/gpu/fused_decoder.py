@@ -37,7 +37,7 @@ FEW = 64
 HALVED = 511
 """Beyond those and up to so many, products of few columns are computed as two sums."""
 
-BORDERED = 512
+BORDERED = 2048
 """Up to so many, one product with the bordered weights costs less than two."""
 
 _Low: TypeAlias = "torch.Tensor | None"
