@@ -166,10 +166,15 @@ def test_a_device_that_works_ahead_reads_even_numbers_of_prompt_tokens():
     assert read_at_once(machine) == 2700, "with nothing else to do all of them"
     for i in range(9):
         machine.add(str(i), [10 + i] * 300, 1, 50)
-    assert read_at_once(machine) == 1800, "as many as 2,048 hold"
-    assert read_at_once(machine) == 900
+    assert read_at_once(machine) == 2400, "as many as 2,560 hold"
+    assert read_at_once(machine) == 300
     machine.add("long", [30] * 3000, 1, 50)
     assert read_at_once(machine) == 3000, "one that is longer does not wait for ever"
+    for length in (1000, 600, 200):
+        machine.add(f"of {length}", [31 + length % 7] * length, 1, 50)
+    assert read_at_once(machine) == 1200, "one that does not fit lets shorter ones pass"
+    machine.add("later", [40] * 900, 1, 50)
+    assert read_at_once(machine) == 600, "but only once"
 
 
 @pytest.mark.parametrize("drop", [0, 2, 4])

@@ -18,9 +18,9 @@ from .sampling_rows import Fill, Job, Row
 
 _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
-_TOGETHER, _PATIENCE = 16, 8
+_TOGETHER, _PATIENCE = 20, 6
 """On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps."""
-_EVEN = 2048
+_EVEN = 1280
 """Beside decoded rows prompts of so many tokens, or a multiple, are read: products like such sizes best."""
 _FEWEST_TOKENS, _CALM = 16, 256
 """What passes shrink to at most when memory is short, and after how many good ones they grow again."""
@@ -332,8 +332,10 @@ class Scheduler:
                 self.pool.close(table)
                 continue
             missing = len(job.prompt) - done
-            uneven = bool(self._fills) and missing > room
-            if uneven or not self._room_for(table, len(job.prompt)):
+            if self._fills and missing > room:
+                self.pool.close(table)
+                continue
+            if not self._room_for(table, len(job.prompt)):
                 self.pool.close(table)
                 return
             self._waiting.remove(job)
