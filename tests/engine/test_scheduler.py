@@ -78,8 +78,9 @@ class Machine:
                     self.finished.setdefault(row.job.request.request_id, {})[row.index] = list(
                         row.watch.tokens
                     )
+        over = self.scheduler.settle(work, ended)
         assert len(self.scheduler.rows) <= self.scheduler.max_rows
-        return self.scheduler.settle(work, ended)
+        return over
 
 
 jobs = st.tuples(
@@ -96,13 +97,19 @@ jobs = st.tuples(
     st.integers(8, 30),
     st.integers(1, 6),
     st.sampled_from([3, 8, 64]),
+    st.sampled_from([2, 20]),
     st.sampled_from(["plain", "exact", "ahead"]),
     st.data(),
 )
-def test_every_request_ends_and_every_context_is_right(asked, blocks, max_rows, pass_tokens, mode, data):
+def test_every_request_ends_and_every_context_is_right(
+    asked, blocks, max_rows, pass_tokens, together, mode, data
+):
     chunk = SIZE if mode == "exact" else None
     options = {"max_rows": max_rows, "pass_tokens": pass_tokens, "chunk": chunk, "ahead": mode == "ahead"}
-    with mock.patch("tinkex.engine.scheduler._EVEN", 6):
+    with (
+        mock.patch("tinkex.engine.scheduler._EVEN", 6),
+        mock.patch("tinkex.engine.scheduler._TOGETHER", together),
+    ):
         check_that_all_end(Machine(blocks, **options), asked, data)
 
 
@@ -175,6 +182,26 @@ def test_a_device_that_works_ahead_reads_even_numbers_of_prompt_tokens():
     assert read_at_once(machine) == 1200, "one that does not fit lets shorter ones pass"
     machine.add("later", [40] * 900, 1, 50)
     assert read_at_once(machine) == 600, "but only once"
+
+
+def test_a_device_that_works_ahead_has_prompts_read_before_rows_are_free():
+    machine = Machine(4000, max_rows=40, pass_tokens=8192, ahead=True)
+    for i in range(200):
+        machine.add(str(i), [i] * 20, 1, 30 + i % 40)
+    reads = []
+    settle = machine.scheduler.settle
+    machine.scheduler.settle = lambda work, ended: reads.append(len(work.pieces)) or settle(work, ended)
+    while len(machine.scheduler.rows) < 40:
+        machine.step()
+    reads.clear()
+    while machine.scheduler.queued:
+        machine.step()
+        assert len(machine.scheduler.rows) >= 38, "a row that ends is followed by the next at once"
+    assert sum(reads) >= 2 * sum(map(bool, reads)), "prompts are read together"
+    while machine.scheduler.busy:
+        machine.step()
+    assert len(machine.finished) == 200
+    assert machine.pool.free == machine.pool.count
 
 
 @pytest.mark.parametrize("drop", [0, 2, 4])

@@ -139,17 +139,18 @@ class Scheduler:
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
         work = Pass(self.rows, self._copies)
         for job in self._ready:
-            self._begin(job, work)
-        if (self._fills or self._parked or self._waiting) and not self._wait_for_more():
+            self._begin(job, job.lead, work)
+        if (self._fills or self._parked or self._waiting) and not self._wait_for_more(work):
             self._admit(work)
             self._plan_pieces(work)
         return work
 
-    def _wait_for_more(self) -> bool:
+    def _wait_for_more(self, work: Pass) -> bool:
         """Whether prompts should wait a little, because reading a few costs as much as reading many."""
         if not self.ahead or self._fills:
             return False
-        few = len(self._waiting) + len(self._parked) < len(self.rows) // _TOGETHER
+        could = min(len(self._waiting) + len(self._parked), self._room(work))
+        few = could < (len(self.rows) + len(work.starts)) // _TOGETHER
         self._waited = self._waited + 1 if few else 0
         if few and self._waited <= _PATIENCE:
             return True
@@ -218,11 +219,15 @@ class Scheduler:
             self.rows = arrange(stay + joined, self.rows)
         return over
 
-    def _begin(self, job: Job, work: Pass) -> None:
+    def _begin(self, job: Job, table: Table | None, work: Pass) -> None:
+        """Have as many of a request's rows begin as there is room for, its prompt lying in `table`."""
         coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
         room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
         for _ in range(min(room, len(job.waiting)) if job.budget else 0):
-            work.starts.append(job.start(job.waiting.pop()))
+            row = job.start(job.waiting.pop())
+            work.starts.append(row)
+            if self.ahead and job.request.num_samples == 1 and table is not None:
+                self._show_home(row, table)
 
     def _filled(self, fill: Fill, joined: list[Row], over: list[Job]) -> None:
         self._fills.remove(fill)
@@ -320,9 +325,11 @@ class Scheduler:
                 return
             self._parked.popleft()
             self._fills.append(Fill(row, tokens, table, len(table.blocks) * self.pool.size))
+        if self._parked:
+            return
         room = self._even_room()
         for job in list(islice(self._waiting, _LOOK_AHEAD)):
-            if self._full(work):
+            if self._room(work) <= 0:
                 return
             if job.names is None:
                 job.names = chained(job.root, job.prompt, self.pool.size)
@@ -350,6 +357,12 @@ class Scheduler:
         if not self.ahead or not self.rows or tokens <= _EVEN or self._fills:
             return float("inf")
         return tokens // _EVEN * _EVEN
+
+    def _room(self, work: Pass) -> int:
+        """How many prompts may be taken up; on a device that works ahead some before rows are free."""
+        most = self.max_rows + (self.max_rows // _TOGETHER if self.ahead else 0)
+        held = len(self._fills) + sum(bool(job.waiting) for job in self._ready)
+        return most - len(self.rows) - len(work.starts) - held
 
     def _full(self, work: Pass) -> bool:
         return len(self.rows) + len(work.starts) + len(self._fills) >= self.max_rows
@@ -384,17 +397,14 @@ class Scheduler:
             work.pieces.append(piece)
             room -= end - fill.done
             if piece.last and isinstance(fill.owner, Job):
-                self._begin(fill.owner, work)
-                if self.ahead:
-                    self._show_home(fill, work.starts)
+                self._begin(fill.owner, fill.table, work)
 
-    def _show_home(self, fill: Fill, starts: list[Row]) -> None:
+    def _show_home(self, row: Row, table: Table) -> None:
         """Tell a prompt's only row where it will go on, with a block for its next token if one is free."""
-        if fill.job.request.num_samples == 1 and starts and starts[-1].job is fill.job:
-            end = len(fill.tokens)
-            with contextlib.suppress(OutOfBlocks):
-                self._copies += self.pool.reserve(fill.table, end, end + 1)
-            starts[-1].coming = fill.table
+        end = len(row.job.prompt)
+        with contextlib.suppress(OutOfBlocks):
+            self._copies += self.pool.reserve(table, end, end + 1)
+        row.coming = table
 
     def _reserve_piece(self, fill: Fill, end: int, work: Pass) -> bool:
         while True:
