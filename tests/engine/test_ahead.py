@@ -82,6 +82,28 @@ def test_the_first_step_after_prompts_is_begun_with_them(base, monkeypatch):
     assert used == [3, 3, 3]
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+def test_rows_that_follow_others_do_not_hold_the_device_up(base, samples, monkeypatch):
+    monkeypatch.setattr("tinkex.engine.scheduler._TOGETHER", 2)
+    late, decode, begin = [], Runner._decode, Runner._begin_next
+
+    def noted(self, batch):
+        late.append(len(batch.rows))
+        return decode(self, batch)
+
+    def begun(self, batch):
+        before = len(late)
+        begin(self, batch)
+        del late[before:]
+
+    monkeypatch.setattr(Runner, "_decode", noted)
+    monkeypatch.setattr(Runner, "_begin_next", begun)
+    requests = asked([18] * (24 // samples), samples)
+    got = sample(base, *requests, ahead=True, max_rows=6)
+    assert len(late) <= (samples > 1), "only where several rows begin as soon as their prompt is read"
+    same(got, sample(base, *requests, ahead=False, max_rows=6), requests)
+
+
 def test_a_step_ahead_may_use_the_memory_that_prompts_were_read_in(base, monkeypatch):
     requests = asked([16, 5, 31], max_tokens=4)
     wanted = sample(base, *requests, ahead=False)

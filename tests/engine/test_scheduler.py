@@ -57,6 +57,7 @@ class Machine:
         work = self.scheduler.next()
         for source, target in work.copies:
             self.memory[target] = self.memory[source]
+            assert work.moved or not any(target in row.table.blocks for row in work.rows)
         assert work.rows or work.pieces or work.starts, "an empty pass: nothing can move"
         for row in work.rows:
             assert self.context(row.table, row.computed) == row.tokens(row.computed).tolist()

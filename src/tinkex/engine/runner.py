@@ -82,12 +82,11 @@ class Runner:
         """One pass, from block copies to drawn tokens."""
         with torch.inference_mode():
             self._prompts = None
-            copied = bool(work.copies)
             self.cache.copy(work.copies)
             work.copies.clear()
             batch = self._decode_batch(work.rows)
             pieces = [piece for piece in work.pieces if piece.end > piece.start]
-            hidden_tc = self._take_begun(batch) if batch is not None and not copied else None
+            hidden_tc = self._take_begun(batch) if batch is not None and not work.moved else None
             self._begun = None
             if pieces:
                 if hidden_tc is None and batch is not None and self.graphs.fits(batch):

@@ -50,6 +50,8 @@ class Pass:
     pieces: list[PieceWork] = field(default_factory=list)
     starts: list[Row] = field(default_factory=list)
     """Rows that draw their first token, of jobs whose prompt is whole before or after this pass."""
+    moved: bool = False
+    """Whether some of the copies are of what decoded rows write to."""
 
 
 class Scheduler:
@@ -77,6 +79,7 @@ class Scheduler:
         self._fills: list[Fill] = []
         self._ready: list[Job] = []
         self._unplaced: set[int] = set()
+        self._starting: list[Row] = []
         self._copies: list[Copy] = []
         self._left: list[Copy] = []
         self._limits = max_rows, pass_tokens
@@ -104,7 +107,7 @@ class Scheduler:
         job = self.jobs.get(request_id)
         if job is None:
             return None
-        for row in self.rows:
+        for row in (*self.rows, *self._starting):
             if row.job is job:
                 self._close(row.table)
                 self._unplaced.discard(row.stream)
@@ -120,7 +123,7 @@ class Scheduler:
 
     def blocks_of(self, job: Job) -> set[int]:
         """Every block a request holds."""
-        tables = [row.table for row in self.rows if row.job is job]
+        tables = [row.table for row in (*self.rows, *self._starting) if row.job is job]
         tables += [fill.table for fill in self._fills if fill.job is job] + [job.lead]
         return {block for table in tables if table is not None for block in table.blocks}
 
@@ -129,7 +132,7 @@ class Scheduler:
         if not self.jobs:
             return None
         self._copies, self._left = self._left, []
-        size = self.pool.size
+        moved, size = bool(self._copies), self.pool.size
         for row in self.rows:
             if row.computed % size == 0 or row.stream in self._unplaced:
                 self._place(row)
@@ -137,8 +140,10 @@ class Scheduler:
                 self._place_ahead(row)
         if any(row.table is None for row in self.rows):
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
-        work = Pass(self.rows, self._copies)
+        work = Pass(self.rows, self._copies, moved=moved or bool(self._copies))
+        self._starting = work.starts
         for job in self._ready:
+            assert job.lead is not None
             self._begin(job, job.lead, work)
         if (self._fills or self._parked or self._waiting) and not self._wait_for_more(work):
             self._admit(work)
@@ -160,7 +165,9 @@ class Scheduler:
     def take_back(self, work: Pass) -> bool:
         """Undo a pass that lacked memory and plan smaller ones; False where there is no smaller one."""
         for row in reversed(work.starts):
+            self._close(row.table)
             row.job.waiting.append(row.index)
+        self._starting = []
         self._left, self._calm = work.copies, 0
         tokens = sum(piece.end - piece.start for piece in work.pieces)
         if tokens > _FEWEST_TOKENS:
@@ -202,10 +209,11 @@ class Scheduler:
             self.pool.commit(fill.table, fill.tokens[: fill.done])
             if piece.last:
                 self._filled(fill, joined, over)
+        self._starting = []
         for row in work.starts:
             if row.stream not in ended:
                 assert row.job.lead is not None
-                row.table = self.pool.fork(row.job.lead)
+                row.table = row.table or self.pool.fork(row.job.lead)
                 joined.append(row)
         for job in [job for job in self._ready if not job.waiting]:
             self._drop_lead(job)
@@ -219,15 +227,17 @@ class Scheduler:
             self.rows = arrange(stay + joined, self.rows)
         return over
 
-    def _begin(self, job: Job, table: Table | None, work: Pass) -> None:
+    def _begin(self, job: Job, table: Table, work: Pass) -> None:
         """Have as many of a request's rows begin as there is room for, its prompt lying in `table`."""
         coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
         room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
         for _ in range(min(room, len(job.waiting)) if job.budget else 0):
             row = job.start(job.waiting.pop())
             work.starts.append(row)
-            if self.ahead and job.request.num_samples == 1 and table is not None:
+            if self.ahead and job.request.num_samples == 1:
                 self._show_home(row, table)
+            elif self.ahead and job.lead is not None:
+                self._settle_in(row, job.lead)
 
     def _filled(self, fill: Fill, joined: list[Row], over: list[Job]) -> None:
         self._fills.remove(fill)
@@ -405,6 +415,15 @@ class Scheduler:
         with contextlib.suppress(OutOfBlocks):
             self._copies += self.pool.reserve(table, end, end + 1)
         row.coming = table
+
+    def _settle_in(self, row: Row, lead: Table) -> None:
+        """Give one of several rows of a prompt read before its own blocks now, if there are any free."""
+        table, end = self.pool.fork(lead), len(row.job.prompt)
+        try:
+            self._copies += self.pool.reserve(table, end, end + 1)
+            row.table = table
+        except OutOfBlocks:
+            self.pool.close(table)
 
     def _reserve_piece(self, fill: Fill, end: int, work: Pass) -> bool:
         while True:
