@@ -9,7 +9,7 @@ from torch import nn
 
 from tinkex.engine.adapters import Adapter, LoraLayout, LoraSite
 from tinkex.engine.gpu import CAPACITY
-from tinkex.engine.gpu.border import STEP, Border
+from tinkex.engine.gpu.border import MANY, STEP, Border
 from tinkex.engine.lora import HEAD, LoraGroup
 from tinkex.engine.plan import Segment
 
@@ -93,6 +93,39 @@ def test_adapters_of_even_ranks_come_first(border):
     stack = check(border, segments)
     assert [entry.adapter.rank for entry in stack.entries] == [64, 32, 16, 40, 3]
     assert stack.spans_t2[::2].tolist() == [[152, 155], [112, 152], [96, 112], [0, 64], [64, 96], [0, 0]]
+
+
+def shares_of(border, ranks, lengths, order=None):
+    """The shares of adapters of these ranks with so many tokens each, in some order of tokens."""
+    adapters = [adapter(rank, i) for i, rank in enumerate(ranks)]
+    segments, at = [], 0
+    for i in order or range(len(ranks)):
+        segments.append(Segment(adapters[i], at, at + lengths[i]))
+        at += lengths[i]
+    stack = border.stack(tuple(segments), at)
+    for share in stack.shares:
+        for entry in share.entries:
+            assert share.ranks.start <= entry.start
+            assert entry.start + entry.adapter.rank <= share.ranks.stop
+            for segment in entry.segments:
+                assert share.tokens.start <= segment.start
+                assert segment.end <= share.tokens.stop
+    assert [entry for share in stack.shares for entry in share.entries] == list(stack.entries)
+    return [(s.tokens.start, s.tokens.stop, s.ranks.start, s.ranks.stop) for s in stack.shares]
+
+
+def test_many_tokens_of_several_adapters_are_shared_out(border):
+    few, many = 8, MANY // 2
+    assert shares_of(border, (32, 32), (few, few)) == [(0, 16, 0, 64)], "too few to be worth it"
+    assert shares_of(border, (32, 32), (many, many)) == [(0, many, 0, 32), (many, 2 * many, 32, 64)]
+    assert shares_of(border, (64, 16, 8, 40), (many,) * 4) == [
+        (0, many, 0, 64),
+        (many, 4 * many, 64, 128),
+    ]
+    assert shares_of(border, (24, 8), (many, many)) == [(0, 2 * many, 0, 32)], "both lie in one step"
+    assert shares_of(border, (32, 64), (many, many), (1, 0)) == [(0, many, 0, 64), (many, 2 * many, 64, 96)]
+    mixed = (32, 32, 24)
+    assert shares_of(border, mixed, (many,) * 3, (2, 0, 1)) == [(0, 3 * many, 0, 96)], "other order"
 
 
 def test_a_step_of_training_reaches_the_border(border):

@@ -37,6 +37,7 @@ def fused(family, monkeypatch):
     monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", 2)
     monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.HALVED", 15)
     monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.BORDERED", 24)
+    monkeypatch.setattr("tinkex.engine.gpu.border.MANY", 60)
     monkeypatch.setattr("tinkex.engine.runner.AdapterStacks.segment", lambda stacks, adapters: None)
     monkeypatch.setattr("tinkex.engine.runner.Slots.hold", lambda slots, rows, longest: None)
     plain = plain_model(family)

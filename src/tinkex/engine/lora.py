@@ -189,6 +189,14 @@ class LoraGroup:
         return adapter.folded[name]
 
 
+def evenness(rank: int) -> int:
+    """The largest power of two, up to 32, that divides a rank.
+
+    With such ranks first, kernels that go through the ranks in steps meet each adapter in as few as can be.
+    """
+    return min(rank & -rank, 32)
+
+
 def _rows(segment: Segment, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x[segment.start : segment.end] for x in tensors)
 

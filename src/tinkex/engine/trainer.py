@@ -24,6 +24,7 @@ from .datums import PartData, lay_out
 from .faults import EngineFault, ServerFault, UserFault
 from .kill_points import reach
 from .logprobs import Rows
+from .lora import evenness
 from .losses import ANY_LOSS, Loss, by_sequence, find_loss
 from .messages import PartFailure, PartResult, TrainPart
 from .packed_attention import packed_attention
@@ -414,7 +415,9 @@ class Trainer:
 
 
 def _by_kind(parts: list[_Part]) -> list[list[_Part]]:
-    groups = [[p for p in parts if p.backward], [p for p in parts if not p.backward]]
+    # In the order in which adapters lie side by side, neighbours' ranks are neighbours too.
+    ordered = sorted(parts, key=lambda part: -evenness(part.state.adapter.rank))
+    groups = [[p for p in ordered if p.backward], [p for p in ordered if not p.backward]]
     return [group for group in groups if group]
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..adapters import Adapter, LoraLayout
-from ..lora import HEAD, LoraGroup
+from ..lora import HEAD, LoraGroup, evenness
 from ..plan import Segment
 from ..sending import sent
 from . import CAPACITY
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 STEP = 32
 """What the ranks in all are rounded up to, for the kernels' sake."""
+
+MANY = 4096
+"""From so many tokens on two products with fewer ranks cost less than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Some tokens, and among the ranks those that are theirs, in steps."""
+
+    tokens: slice
+    ranks: slice
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """What the border holds for a pass."""
 
@@ -50,6 +63,8 @@ class Stack:
     entries: tuple[Entry, ...]
     spans_t2: torch.Tensor | None
     """The first of each token's own ranks and their end; None when all ranks are everybody's."""
+    shares: tuple[Share, ...] = ()
+    """All tokens, in parts that use fewer ranks where there are any."""
 
     def apart(self, tokens: int) -> Stack:
         """What a recorded pass of so many tokens holds: spans of its own, and no adapters."""
@@ -140,7 +155,7 @@ class Border:
                 owner = by_owner.setdefault((id(segment.adapter), id(segment.grads)), (segment.adapter, []))
                 owner[1].append(segment)
         at = 0
-        for adapter, owned in sorted(by_owner.values(), key=lambda owner: -_even(owner[0].rank)):
+        for adapter, owned in sorted(by_owner.values(), key=lambda owner: -evenness(owner[0].rank)):
             entries.append(Entry(adapter, at, tuple(owned)))
             at += adapter.rank
         if at > CAPACITY:
@@ -153,7 +168,7 @@ class Border:
                 return None
             spans = own_spans(entries, tokens, self.bt[HEAD].device)
         self._load(entries, ranks)
-        stack = Stack(ranks, tuple(entries), spans)
+        stack = Stack(ranks, tuple(entries), spans, shared_out(entries, tokens, ranks))
         self._last = (segments, tokens, stack)
         return stack
 
@@ -207,20 +222,31 @@ class Border:
         return self._places[key]
 
 
-def _even(rank: int) -> int:
-    """The largest power of two, up to a step, that divides a rank.
-
-    With such ranks first, kernels that go through the ranks in steps meet each adapter in as few as can be.
-    """
-    return min(rank & -rank, STEP)
-
-
 def _sound(entries: Sequence[Entry]) -> bool:
     return all(entry.adapter.is_sound() for entry in entries)
 
 
 def _version(entry: Entry) -> tuple[int, int]:
     return id(entry.adapter), entry.adapter.version
+
+
+def shared_out(entries: Sequence[Entry], tokens: int, ranks: int) -> tuple[Share, ...]:
+    """A pass cut in two where that makes products with ranks a quarter smaller, or more."""
+    found: tuple[Share, ...] = (Share(slice(0, tokens), slice(0, ranks), tuple(entries)),)
+    if tokens < MANY or any(a.segments[-1].end > b.segments[0].start for a, b in pairwise(entries)):
+        return found
+    best = 0.75 * tokens * ranks
+    for at in range(1, len(entries)):
+        here, start = entries[at].segments[0].start, entries[at].start
+        below, above = -(-start // STEP) * STEP, start // STEP * STEP
+        size = here * below + (tokens - here) * (ranks - above)
+        if size <= best:
+            best = size
+            found = (
+                Share(slice(0, here), slice(0, below), tuple(entries[:at])),
+                Share(slice(here, tokens), slice(above, ranks), tuple(entries[at:])),
+            )
+    return found
 
 
 def own_spans(entries: Sequence[Entry], tokens: int, device: torch.device) -> torch.Tensor:

@@ -313,14 +313,21 @@ class FusedLayer:
         ranks, outer = stack.ranks, group.columns[-1][1]
         if ranks:
             assert low is not None
-            bt = self.border.bt[group.name][:ranks]
-            for member, (start, end) in enumerate(group.columns):
-                at = outer + member * ranks
-                torch.mm(dy[:, start:end], bt[:, start:end].t(), out=dy[:, at : at + ranks])
-                if self.sums.wants(stack, group):
-                    own = low[:, member * ranks : (member + 1) * ranks]
-                    product = torch.mm(own.t(), dy[:, start:end], out_dtype=torch.float32)
-                    self.sums.take_b(stack, group, member, product)
+            wanted = self.sums.wants(stack, group)
+            for share in stack.shares:
+                bt_r, dy_t, low_t = (
+                    self.border.bt[group.name][share.ranks],
+                    dy[share.tokens],
+                    low[share.tokens],
+                )
+                for member, (start, end) in enumerate(group.columns):
+                    first, last = (member * ranks + at for at in (share.ranks.start, share.ranks.stop))
+                    into = dy_t[:, outer + first : outer + last]
+                    torch.mm(dy_t[:, start:end], bt_r[:, start:end].t(), out=into)
+                    if wanted:
+                        own = low_t[:, first:last]
+                        product = torch.mm(own.t(), dy_t[:, start:end], out_dtype=torch.float32)
+                        self.sums.take_b(share, group, member, product)
             stack.keep_own(dy[:, outer : outer + group.members * ranks])
         if not need_dx:
             return dy

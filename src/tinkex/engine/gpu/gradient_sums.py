@@ -10,7 +10,7 @@ import torch
 
 from ..adapters import LoraTensors
 from ..lora import LoraGroup
-from .border import Entry, Stack
+from .border import Entry, Share, Stack
 
 
 class Sums:
@@ -38,12 +38,13 @@ class Sums:
             for member in range(group.members):
                 self._take(1.0, into[member], rows[member])
 
-    def take_b(self, stack: Stack, group: LoraGroup, member: int, product: torch.Tensor) -> None:
-        """The gradients of one member's Bs, `[R, O]`, not yet scaled."""
-        for entry in stack.entries:
+    def take_b(self, share: Share, group: LoraGroup, member: int, product: torch.Tensor) -> None:
+        """The gradients of one member's Bs, of a share's ranks `[R, O]`, not yet scaled."""
+        for entry in share.entries:
             total = _buffer(entry, group.name)
             if total is not None:
-                rows = product[entry.start : entry.start + entry.adapter.rank]
+                first = entry.start - share.ranks.start
+                rows = product[first : first + entry.adapter.rank]
                 self._take(entry.adapter.scale, total.group_bt[group.name][member], rows)
 
     def add(self) -> None:
