@@ -77,8 +77,9 @@ def test_mixed_ranks_joined_are_each_alone(fused):
         check(plain, state, datums, result)
 
 
-@pytest.mark.parametrize("few", [2, 8], ids=["halves", "few"])
-@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize(
+    ("recorded", "few"), [(False, 8), (True, 2)], ids=["launched, few", "recorded, halves"]
+)
 def test_samples_of_many_adapters_have_the_logprobs_training_gives(fused, recorded, few, monkeypatch):
     _, base = fused
     monkeypatch.setattr("tinkex.engine.gpu.fused_decoder.FEW", few)
