@@ -19,7 +19,10 @@ from .sampling_rows import Fill, Job, Row
 _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
 _TOGETHER, _PATIENCE = 20, 6
-"""On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps."""
+"""On a device that works ahead, prompts fewer than one to so many decoded rows wait for so many steps.
+
+As many are read before there are rows for them.
+"""
 _EVEN = 1280
 """Beside decoded rows prompts of so many tokens, or a multiple, are read: products like such sizes best."""
 _FEWEST_TOKENS, _CALM = 16, 256

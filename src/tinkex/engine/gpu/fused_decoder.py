@@ -315,11 +315,8 @@ class FusedLayer:
             assert low is not None
             wanted = self.sums.wants(stack, group)
             for share in stack.shares:
-                bt_r, dy_t, low_t = (
-                    self.border.bt[group.name][share.ranks],
-                    dy[share.tokens],
-                    low[share.tokens],
-                )
+                bt_r = self.border.bt[group.name][share.ranks]
+                dy_t, low_t = dy[share.tokens], low[share.tokens]
                 for member, (start, end) in enumerate(group.columns):
                     first, last = (member * ranks + at for at in (share.ranks.start, share.ranks.stop))
                     into = dy_t[:, outer + first : outer + last]
