@@ -12,6 +12,7 @@ from tinkex.engine.messages import Sample, SamplingParams
 from tinkex.engine.sampling_rows import Job
 from tinkex.engine.scheduler import Scheduler, arrange
 from tinkex.engine.stopping import StopRule
+from tinkex.engine.waiting_line import WaitingLine
 
 SIZE = 4
 
@@ -26,14 +27,14 @@ class Machine:
         self.arrivals = 0
         self.finished = {}
 
-    def add(self, name, prompt, samples, budget, version="v"):
+    def add(self, name, prompt, samples, budget, version="v", owner=""):
         prompt = np.array(prompt, np.int32)
-        request = Sample(0, name, version, prompt, samples, SamplingParams(max_tokens=budget))
+        request = Sample(0, name, version, prompt, samples, SamplingParams(max_tokens=budget), owner=owner)
         self.arrivals += 1
         job = Job(
             request,
             None,
-            root_of(version, ""),
+            root_of(version, owner),
             prompt,
             budget,
             StopRule(frozenset(), ()),
@@ -89,6 +90,7 @@ jobs = st.tuples(
     st.integers(1, 5),
     st.integers(0, 14),
     st.sampled_from("vw"),
+    st.sampled_from("abc"),
 )
 
 
@@ -121,8 +123,8 @@ def check_that_all_end(machine, asked, data):
     queue = list(enumerate(asked))
     for _ in range(4000):
         if queue and data.draw(st.booleans(), label="arrives"):
-            number, (prompt, samples, budget, version) = queue.pop()
-            machine.add(str(number), prompt, samples, budget, version)
+            number, (prompt, samples, budget, version, owner) = queue.pop()
+            machine.add(str(number), prompt, samples, budget, version, owner)
             expected[str(number)] = (samples, budget)
         if not machine.scheduler.busy:
             if not queue:
@@ -203,6 +205,63 @@ def test_a_device_that_works_ahead_has_prompts_read_before_rows_are_free():
         machine.step()
     assert len(machine.finished) == 200
     assert machine.pool.free == machine.pool.count
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("way", ["one request of many samples", "many requests"])
+def test_one_who_asks_for_very_much_does_not_keep_others_waiting(ahead, way):
+    machine = Machine(4000, max_rows=8, pass_tokens=64, ahead=ahead)
+    if way == "many requests":
+        for i in range(300):
+            machine.add(f"much {i}", [1, i], 1, 10 + i % 5, owner="a")
+    else:
+        machine.add("much", [1, 2, 3], 300, 10, owner="a")
+    passes, plan = [], machine.scheduler.next
+
+    def noted():
+        work = plan()
+        passes.append([row.job.request.owner for row in (*work.rows, *work.starts)])
+        return work
+
+    machine.scheduler.next = noted
+    while len(machine.scheduler.rows) < 8:
+        machine.step()
+    for i in range(20):
+        machine.add(f"little {i}", [2, i], 1, 10, owner="b")
+    for _ in range(16):
+        machine.step()
+    passes.clear()
+    while not any(f"little {i}" in machine.finished for i in range(16, 20)):
+        machine.step()
+    assert {owners.count("a") for owners in passes} <= {3, 4, 5}, "half of the rows are one's"
+    assert {owners.count("b") for owners in passes} <= {3, 4, 5}, "and half the other's"
+    while machine.scheduler.busy:
+        machine.step()
+    assert passes[-30] == ["a"] * 8, "alone one has them all"
+    assert {name.split()[0] for name in machine.finished} == {"much", "little"}
+
+
+def test_owners_begin_in_turn():
+    machine = Machine(4000, max_rows=4, pass_tokens=64)
+    asked = [
+        machine.add(f"{owner}{i}", [i], samples, 3, owner=owner)
+        for owner, samples in (("a", 2), ("b", 1), ("c", 1))
+        for i in range(3)
+    ]
+    line = WaitingLine()
+    for job in asked:
+        line.add(job)
+    names = [job.request.request_id for job in line.in_turn({"b": 2})]
+    assert names == ["a0", "c0", "c1", "a1", "b0", "c2", "b1", "a2", "b2"]
+    line.remove(asked[0])
+    line.add_first(asked[0])
+    assert [job.request.request_id for job in line.in_turn({})][:3] == ["a0", "b0", "c0"]
+    assert len(line) == 9
+    assert asked[3] in line
+    for job in asked:
+        line.remove(job)
+    assert not line.owners
+    assert asked[3] not in line
 
 
 @pytest.mark.parametrize("drop", [0, 2, 4])

@@ -1,20 +1,22 @@
 """Which rows and which pieces of prompts make up the next sampling pass.
 
-Requests wait in order of arrival. Between two steps finished rows leave and new ones join; prompts are
-computed in pieces beside the rows being decoded. When blocks run out the youngest gives its own back and is
-computed again later. A request whose beginning is being computed for another waits for it and then shares
-it. This module decides; the runner computes, and the engine reads the answers.
+Requests wait in order of arrival, owners in turn: one who asks for very much does not keep others from
+their share of the rows. Between two steps finished rows leave and new ones join; prompts are computed in
+pieces beside the rows being decoded. When blocks run out the youngest gives its own back and is computed
+again later. A request whose beginning is being computed for another waits for it and then shares it. This
+module decides; the runner computes, and the engine reads the answers.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
 from .blocks import BlockPool, Copy, OutOfBlocks, Table, chained
 from .sampling_rows import Fill, Job, Row
+from .waiting_line import WaitingLine
 
 _LOOK_AHEAD = 64
 """Waiting requests looked at in one pass; those behind them wait their turn."""
@@ -77,12 +79,13 @@ class Scheduler:
         self.pool, self.max_rows, self.pass_tokens, self.chunk = pool, max_rows, pass_tokens, chunk
         self.rows: list[Row] = []
         self.jobs: dict[str, Job] = {}
-        self._waiting: deque[Job] = deque()
+        self._waiting = WaitingLine()
         self._parked: deque[Row] = deque()
         self._fills: list[Fill] = []
         self._ready: list[Job] = []
         self._unplaced: set[int] = set()
         self._starting: list[Row] = []
+        self._most_rows = max_rows
         self._copies: list[Copy] = []
         self._left: list[Copy] = []
         self._limits = max_rows, pass_tokens
@@ -103,7 +106,7 @@ class Scheduler:
     def add(self, job: Job) -> None:
         """Put a request at the end of the queue."""
         self.jobs[job.request.request_id] = job
-        self._waiting.append(job)
+        self._waiting.add(job)
 
     def cancel(self, request_id: str) -> Job | None:
         """Forget a request and free what it holds, at once."""
@@ -145,13 +148,31 @@ class Scheduler:
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
         work = Pass(self.rows, self._copies, moved=moved or bool(self._copies))
         self._starting = work.starts
-        for job in self._ready:
-            assert job.lead is not None
-            self._begin(job, job.lead, work)
+        self._most_rows = self._fair_share()
+        self._begin_ready(work)
         if (self._fills or self._parked or self._waiting) and not self._wait_for_more(work):
             self._admit(work)
             self._plan_pieces(work)
+        if self._most_rows < self.max_rows:
+            # What others could not use now is left to whoever can.
+            self._most_rows = self.max_rows
+            self._begin_ready(work)
         return work
+
+    def _fair_share(self) -> int:
+        """How many rows an owner may have while another waits for some."""
+        wanting = self._waiting.owners | {job.request.owner for job in self._ready if job.waiting}
+        return self.max_rows if len(wanting) < 2 else max(self.max_rows // len(wanting), 1)
+
+    def _held(self, work: Pass) -> Counter[str]:
+        """How many rows each owner has, those that begin and prompts being read among them."""
+        jobs = [row.job for row in (*self.rows, *work.starts)] + [fill.job for fill in self._fills]
+        return Counter(job.request.owner for job in jobs)
+
+    def _begin_ready(self, work: Pass) -> None:
+        for job in self._ready:
+            assert job.lead is not None
+            self._begin(job, job.lead, work)
 
     def _wait_for_more(self, work: Pass) -> bool:
         """Whether prompts should wait a little, because reading a few costs as much as reading many."""
@@ -234,6 +255,9 @@ class Scheduler:
         """Have as many of a request's rows begin as there is room for, its prompt lying in `table`."""
         coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
         room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
+        if self._most_rows < self.max_rows:
+            own = sum(row.job.request.owner == job.request.owner for row in (*self.rows, *work.starts))
+            room = min(room, self._most_rows - own)
         for _ in range(min(room, len(job.waiting)) if job.budget else 0):
             row = job.start(job.waiting.pop())
             work.starts.append(row)
@@ -303,7 +327,7 @@ class Scheduler:
             self._drop_fill(holder)
         else:
             self._drop_lead(holder)
-            self._waiting.appendleft(holder)
+            self._waiting.add_first(holder)
         return True
 
     def _park(self, row: Row) -> None:
@@ -319,7 +343,7 @@ class Scheduler:
         if isinstance(fill.owner, Row):
             self._parked.appendleft(fill.owner)
         else:
-            self._waiting.appendleft(fill.owner)
+            self._waiting.add_first(fill.owner)
 
     def _drop_lead(self, job: Job) -> None:
         self._close(job.lead)
@@ -338,10 +362,12 @@ class Scheduler:
                 return
             self._parked.popleft()
             self._fills.append(Fill(row, tokens, table, len(table.blocks) * self.pool.size))
-        if self._parked:
+        if self._parked or self._room(work) <= 0:
             return
-        room = self._even_room()
-        for job in list(islice(self._waiting, _LOOK_AHEAD)):
+        held = self._held(work) if len(self._waiting.owners) > 1 else {}
+        first = list(islice(self._waiting.in_turn(held), _LOOK_AHEAD))
+        room = self._even_room(first)
+        for job in first:
             if self._room(work) <= 0:
                 return
             if job.names is None:
@@ -364,18 +390,20 @@ class Scheduler:
             room -= missing
             self._fills.append(Fill(job, job.prompt, table, done))
 
-    def _even_room(self) -> float:
+    def _even_room(self, jobs: list[Job]) -> float:
         """How many tokens of waiting prompts to take up now; the rest wait for others to come."""
-        tokens = sum(len(job.prompt) for job in islice(self._waiting, _LOOK_AHEAD))
+        tokens = sum(len(job.prompt) for job in jobs)
         if not self.ahead or not self.rows or tokens <= _EVEN or self._fills:
             return float("inf")
         return tokens // _EVEN * _EVEN
 
     def _room(self, work: Pass) -> int:
         """How many prompts may be taken up; on a device that works ahead some before rows are free."""
-        most = self.max_rows + (self.max_rows // _TOGETHER if self.ahead else 0)
-        held = len(self._fills) + sum(bool(job.waiting) for job in self._ready)
-        return most - len(self.rows) - len(work.starts) - held
+        spare = self.max_rows // _TOGETHER if self.ahead else 0
+        ready = sum(bool(job.waiting) for job in self._ready)
+        return (
+            self.max_rows + spare - len(self.rows) - len(work.starts) - len(self._fills) - min(ready, spare)
+        )
 
     def _full(self, work: Pass) -> bool:
         return len(self.rows) + len(work.starts) + len(self._fills) >= self.max_rows
