@@ -255,6 +255,24 @@ def test_more_samples_than_rows(base):
     assert [few.of("x", i) for i in range(11)] == [many.of("x", i) for i in range(11)]
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_request_of_many_samples_does_not_keep_another_owner_waiting(base, deterministic):
+    options = SamplerOptions(kv_bytes=8 << 20, max_rows=4, deterministic=deterministic)
+    sampler, got = Sampler(base, options=options), Collected()
+    many = request("many", PROMPT, num_samples=60, owner="a", max_tokens=8, stop=(), seed=1)
+    one = request("one", PROMPT, owner="b", max_tokens=8, stop=(), seed=1)
+    got.first["many"] = sampler.submit(many, None).first_stream
+    for _ in range(3):
+        got.take(sampler.step())
+    got.first["one"] = sampler.submit(one, None).first_stream
+    while "one" not in got.done:
+        got.take(sampler.step())
+    assert got.steps < 30
+    assert "many" not in got.done
+    drain(sampler, got)
+    assert got.of("many", 0) == got.of("one"), "the same seed: the same tokens, whoever is there"
+
+
 def test_rows_join_between_steps(base):
     sampler = make(base)
     got = Collected()
