@@ -85,7 +85,6 @@ class Scheduler:
         self._ready: list[Job] = []
         self._unplaced: set[int] = set()
         self._starting: list[Row] = []
-        self._most_rows = max_rows
         self._copies: list[Copy] = []
         self._left: list[Copy] = []
         self._limits = max_rows, pass_tokens
@@ -148,15 +147,14 @@ class Scheduler:
             self.rows = arrange([row for row in self.rows if row.table is not None], self.rows)
         work = Pass(self.rows, self._copies, moved=moved or bool(self._copies))
         self._starting = work.starts
-        self._most_rows = self._fair_share()
-        self._begin_ready(work)
+        share = self._fair_share()
+        self._begin_ready(work, share)
         if (self._fills or self._parked or self._waiting) and not self._wait_for_more(work):
             self._admit(work)
-            self._plan_pieces(work)
-        if self._most_rows < self.max_rows:
+            self._plan_pieces(work, share)
+        if share < self.max_rows:
             # What others could not use now is left to whoever can.
-            self._most_rows = self.max_rows
-            self._begin_ready(work)
+            self._begin_ready(work, self.max_rows)
         return work
 
     def _fair_share(self) -> int:
@@ -165,14 +163,13 @@ class Scheduler:
         return self.max_rows if len(wanting) < 2 else max(self.max_rows // len(wanting), 1)
 
     def _held(self, work: Pass) -> Counter[str]:
-        """How many rows each owner has, those that begin and prompts being read among them."""
-        jobs = [row.job for row in (*self.rows, *work.starts)] + [fill.job for fill in self._fills]
-        return Counter(job.request.owner for job in jobs)
+        """How many rows each owner has, those that begin among them."""
+        return Counter(row.job.request.owner for row in (*self.rows, *work.starts))
 
-    def _begin_ready(self, work: Pass) -> None:
+    def _begin_ready(self, work: Pass, share: int) -> None:
         for job in self._ready:
             assert job.lead is not None
-            self._begin(job, job.lead, work)
+            self._begin(job, job.lead, work, share)
 
     def _wait_for_more(self, work: Pass) -> bool:
         """Whether prompts should wait a little, because reading a few costs as much as reading many."""
@@ -251,13 +248,12 @@ class Scheduler:
             self.rows = arrange(stay + joined, self.rows)
         return over
 
-    def _begin(self, job: Job, table: Table, work: Pass) -> None:
-        """Have as many of a request's rows begin as there is room for, its prompt lying in `table`."""
+    def _begin(self, job: Job, table: Table, work: Pass, share: int) -> None:
+        """Have as many of a request's rows begin as may, its prompt lying in `table`."""
         coming_back = sum(isinstance(fill.owner, Row) for fill in self._fills)
         room = self.max_rows - len(self.rows) - len(work.starts) - coming_back
-        if self._most_rows < self.max_rows:
-            own = sum(row.job.request.owner == job.request.owner for row in (*self.rows, *work.starts))
-            room = min(room, self._most_rows - own)
+        if share < self.max_rows:
+            room = min(room, share - self._held(work)[job.request.owner])
         for _ in range(min(room, len(job.waiting)) if job.budget else 0):
             row = job.start(job.waiting.pop())
             work.starts.append(row)
@@ -352,7 +348,7 @@ class Scheduler:
 
     def _admit(self, work: Pass) -> None:
         """Open contexts for parked rows, then for waiting requests, while rows and blocks allow."""
-        while self._parked and not self._full(work):
+        while self._parked and self._free(work) > 0:
             row = self._parked[0]
             end = row.length - 1 if self.chunk is None else len(row.job.prompt)
             tokens = row.tokens(end)
@@ -397,16 +393,15 @@ class Scheduler:
             return float("inf")
         return tokens // _EVEN * _EVEN
 
+    def _free(self, work: Pass) -> int:
+        """Rows that nobody has, and no prompt is being read for."""
+        return self.max_rows - len(self.rows) - len(work.starts) - len(self._fills)
+
     def _room(self, work: Pass) -> int:
         """How many prompts may be taken up; on a device that works ahead some before rows are free."""
         spare = self.max_rows // _TOGETHER if self.ahead else 0
         ready = sum(bool(job.waiting) for job in self._ready)
-        return (
-            self.max_rows + spare - len(self.rows) - len(work.starts) - len(self._fills) - min(ready, spare)
-        )
-
-    def _full(self, work: Pass) -> bool:
-        return len(self.rows) + len(work.starts) + len(self._fills) >= self.max_rows
+        return self._free(work) + spare - min(ready, spare)
 
     def _room_for(self, table: Table, tokens: int) -> bool:
         """Whether a context fits beside the rows, each of which may soon ask for one block more."""
@@ -424,7 +419,7 @@ class Scheduler:
             for names in (fill.job.names or [] for fill in self._fills)
         )
 
-    def _plan_pieces(self, work: Pass) -> None:
+    def _plan_pieces(self, work: Pass, share: int) -> None:
         room = max(self.pass_tokens - len(self.rows), self.pass_tokens // 4)
         for fill in list(self._fills):
             if room <= 0:
@@ -438,7 +433,7 @@ class Scheduler:
             work.pieces.append(piece)
             room -= end - fill.done
             if piece.last and isinstance(fill.owner, Job):
-                self._begin(fill.owner, fill.table, work)
+                self._begin(fill.owner, fill.table, work, share)
 
     def _show_home(self, row: Row, table: Table) -> None:
         """Tell a prompt's only row where it will go on, with a block for its next token if one is free."""
