@@ -82,11 +82,9 @@ class FusedLayer:
     def project(self, group: LoraGroup, x: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, _Low]:
         """The base outputs (in rows that may lie apart) and A's products of the tokens' own adapters."""
         outer = group.columns[-1][1]
-        if x.shape[0] <= BORDERED:
+        if x.shape[0] <= BORDERED or not stack.ranks:
             both = _product(x, self.border.weight(group.name, stack.ranks))
             y, low = both[:, :outer], both[:, outer:] if stack.ranks else None
-        elif not stack.ranks:
-            y, low = torch.mm(x, group.weight_oi.t()), None
         else:
             y = torch.mm(x, group.weight_oi.t())
             low = torch.mm(x, self.border.a(group.name, stack.ranks).t())
